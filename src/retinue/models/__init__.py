@@ -1,0 +1,1 @@
+"""Providers behind the `Model` port; importing the package loads none of them."""

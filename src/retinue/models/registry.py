@@ -1,0 +1,198 @@
+"""Finds the model that a name means; it opens no connection and reads no environment of its own."""
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.core.events import Value
+from retinue.models.scripted import ScriptedModel, load_script
+from retinue.ports import Model, Models
+
+OPENAI_URL: Final = "https://api.openai.com/v1"
+_MODULES: Final = {"openai": "retinue.models.openai", "offline": "retinue.models.offline"}
+"""Kind → module, imported when it is first needed: a name alone must load no HTTP library."""
+_EXTRA: Final = frozenset({"anthropic", "google", "gemini", "bedrock"})
+_RESERVED: Final = frozenset({"scripted", "offline"})
+
+
+class Connection(Value, forbid_unknown_fields=True):
+    """One `[connections.NAME]` table. An empty `models` allows every name; `headers` may hold `{session_id}`."""
+
+    kind: str = "openai"
+    base_url: str | None = None
+    api_key_env: str | None = None
+    models: tuple[str, ...] = ()
+    headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    concurrency: int | None = None
+    send_reasoning: bool = False
+
+
+class ConnectionRow(Value):
+    """A connection as a list shows it; never a key."""
+
+    name: str
+    kind: str
+    base_url: str | None
+    models: tuple[str, ...]
+    api_key_env: str | None
+    key_set: bool
+
+
+class ModelRegistry(Models):
+    """Knows every connection and makes each model once."""
+
+    def __init__(
+        self,
+        connections: Mapping[str, Any] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        custom: Mapping[str, Model] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Take the settings; raise `invalid` for a connection that cannot be understood.
+
+        Args:
+            connections: `[connections]` tables by name, as mappings or `Connection`.
+            environment: the variables that keys and base URLs are read from.
+            custom: models made in Python, by the name they are found under; the registry does not close them.
+            sleep: what scripted models wait with, in seconds.
+        """
+        self._environment = dict(environment or {})
+        self._sleep = sleep
+        self._custom: dict[str, Model] = {}
+        self._made: dict[str, Model] = {}
+        self._connections = {name: _connection(name, table) for name, table in (connections or {}).items()}
+        self._connections["openai"] = self._default_openai()
+        for name, model in (custom or {}).items():
+            self.register(name, model)
+
+    def register(self, name: str, model: Model) -> None:
+        """Let `name`, and `name:ANY`, mean this model; it goes before a connection of the same name."""
+        self._custom[name] = model
+
+    def find(self, name: str) -> tuple[Model, str]:
+        """Return the model of a name and what its connection calls it.
+
+        Raises `unknown_model` with a hint that lists what exists, `unsupported` for a provider that is not built in,
+        `invalid` for a broken script. Reads the script's file, once per file.
+        """
+        prefix, _, rest = name.partition(":")
+        if name in self._custom:
+            return self._custom[name], name
+        if prefix in self._custom and rest:
+            return self._custom[prefix], rest
+        if name == "offline":
+            return self._once("offline", lambda: _loaded("offline", "OfflineModel")()), "offline"
+        if prefix == "scripted" and rest:
+            return self._once(name, lambda: ScriptedModel(load_script(rest), sleep=self._sleep)), rest
+        if prefix in self._connections:
+            return self._connected(name, prefix, rest)
+        if prefix in _EXTRA:
+            raise _extra(prefix)
+        raise self._unknown(f"There is no model {name!r}.")
+
+    def rows(self) -> list[ConnectionRow]:
+        """Return every connection, by name."""
+        return [
+            ConnectionRow(
+                name=name,
+                kind=connection.kind,
+                base_url=connection.base_url,
+                models=connection.models,
+                api_key_env=connection.api_key_env,
+                key_set=self._key(connection) is not None,
+            )
+            for name, connection in sorted(self._connections.items())
+        ]
+
+    async def aclose(self) -> None:
+        """Close every model that this registry made; idempotent."""
+        made, self._made = list(self._made.values()), {}
+        for model in made:
+            await model.aclose()
+
+    def _connected(self, name: str, prefix: str, rest: str) -> tuple[Model, str]:
+        connection = self._connections[prefix]
+        if connection.kind != "openai":
+            raise _extra(connection.kind)
+        if not rest:
+            raise self._unknown(f"{name!r} names a connection but no model: write {prefix}:MODEL.")
+        if connection.models and rest not in connection.models:
+            known = ", ".join(f"{prefix}:{model}" for model in connection.models)
+            raise RetinueError(
+                "unknown_model", f"The connection {prefix!r} has no model {rest!r}.", f"It has: {known}."
+            )
+        if connection.base_url == OPENAI_URL and self._key(connection) is None:
+            variable = connection.api_key_env or "an api_key_env"
+            raise RetinueError(
+                "unknown_model",
+                f"The model {name!r} needs a key, but {variable} is not set.",
+                f"Set {variable}, or a base URL of a server that needs no key, or use the model `offline`.",
+            )
+        return self._once(prefix, lambda: self._openai(connection)), rest
+
+    def _openai(self, connection: Connection) -> Model:
+        options = _loaded("openai", "HttpOptions")
+        limits = {} if connection.concurrency is None else {"concurrency": connection.concurrency}
+        return _loaded("openai", "OpenAIModel")(
+            connection.base_url,
+            self._key(connection),
+            key_env=connection.api_key_env,
+            headers=connection.headers,
+            options=options(send_reasoning=connection.send_reasoning, **limits),
+        )
+
+    def _default_openai(self) -> Connection:
+        """Return the connection `openai`: the environment goes before the settings, both before the default."""
+        given = self._connections.get("openai", Connection())
+        url = self._environment.get("OPENAI_BASE_URL") or given.base_url or OPENAI_URL
+        return msgspec.structs.replace(given, base_url=url, api_key_env=given.api_key_env or "OPENAI_API_KEY")
+
+    def _key(self, connection: Connection) -> str | None:
+        variable = connection.api_key_env
+        return (self._environment.get(variable) or "").strip() or None if variable else None
+
+    def _once(self, name: str, make: Callable[[], Model]) -> Model:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def _unknown(self, detail: str) -> RetinueError:
+        names = [*sorted(self._custom), *(f"{name}:MODEL" for name in sorted(self._connections))]
+        return RetinueError("unknown_model", detail, f"There are: {', '.join([*names, 'scripted:FILE', 'offline'])}.")
+
+
+def _connection(name: str, table: Any) -> Connection:
+    if isinstance(table, Connection):
+        connection = table
+    else:
+        try:
+            connection = msgspec.convert(table, Connection)
+        except msgspec.ValidationError as error:
+            raise RetinueError("invalid", f"The connection {name!r} is wrong: {error}.") from error
+    if ":" in name or name in _RESERVED:
+        raise RetinueError(
+            "invalid", f"A connection cannot be called {name!r}.", "Choose another name without a colon."
+        )
+    if connection.kind not in {"openai", *_EXTRA}:
+        raise RetinueError(
+            "invalid", f"The connection {name!r} has the unknown kind {connection.kind!r}.", "Use openai."
+        )
+    if connection.concurrency is not None and connection.concurrency < 1:
+        raise RetinueError("invalid", f"The connection {name!r} has a concurrency below 1.", "Use 1 or more.")
+    if connection.base_url is None and name != "openai":
+        return msgspec.structs.replace(connection, base_url=OPENAI_URL)
+    return connection
+
+
+def _extra(kind: str) -> RetinueError:
+    detail = f"Models of {kind!r} come with the providers extra, which this version does not have yet."
+    return RetinueError("unsupported", detail, "Use an OpenAI-compatible address of the same provider as a connection.")
+
+
+def _loaded(kind: str, name: str) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", getattr(importlib.import_module(_MODULES[kind]), name))

@@ -1,0 +1,306 @@
+"""The protocols that the shell needs from the world; it holds no implementation and no state."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from retinue.core.context import AssistantText, RequestCall, RequestMessage, ToolText, UserText
+from retinue.core.events import Event, StoredOutput, Usage, Value
+from retinue.core.ids import CallId, Digest, OutputId, Position, RunId, SessionId, StepNo, TurnNo
+from retinue.core.run import Run
+from retinue.core.session import SessionRow
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+__all__ = ["AssistantText", "RequestCall", "RequestMessage", "ToolText", "UserText"]
+"""Re-exported: a model adapter needs only this module."""
+
+FinishReason = Literal["stop", "tool_calls", "length", "refusal", "error", "incomplete"]
+
+
+class ToolSchema(Value):
+    """A tool as it is offered to a model. `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ModelRequest(Value):
+    """One request, derived from the log alone. `number` counts this session's requests from 1, retries included."""
+
+    session_id: SessionId
+    root: bool
+    """Whether the asking session is the root of its tree."""
+    name: str
+    model: str
+    """The model's name as the connection knows it (`NAME` of `openai:NAME`)."""
+    system: str
+    messages: tuple[RequestMessage, ...]
+    tools: tuple[ToolSchema, ...]
+    number: int
+    effort: str | None = None
+    output_tokens_max: int | None = None
+
+
+class Delta(Value):
+    """A piece of the answer as it streams; never stored."""
+
+    kind: Literal["text", "reasoning"]
+    text: str
+
+
+class FinishCall(Value):
+    """A call the model made, whole. `arguments` is the raw text; the loop checks that it is a JSON object."""
+
+    name: str
+    arguments: str
+    provider_id: str = ""
+
+
+class Finish(Value):
+    """How a request ended; exactly one ends every stream.
+
+    `usage` is null when the provider reported none. `error` is one sentence and set for `error`, `refusal`
+    and `incomplete`; `status` the HTTP status where there was one; `retry_after_s` what the provider asked for.
+    """
+
+    reason: FinishReason
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[FinishCall, ...] = ()
+    usage: Usage | None = None
+    error: str | None = None
+    status: int | None = None
+    retry_after_s: float | None = None
+    retries: int = 0
+
+
+class Model(Protocol):
+    """A model behind one connection."""
+
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish, None]:
+        """Yield deltas and then exactly one `Finish`; raise nothing but `asyncio.CancelledError`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection; idempotent."""
+        ...
+
+
+class Models(Protocol):
+    """Finds the model that a name like `openai:NAME` means."""
+
+    def find(self, name: str) -> tuple[Model, str]:
+        """Return the model and the name its connection knows; raise `unknown_model`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection that was opened."""
+        ...
+
+
+class ToolResult(Value):
+    """What a tool call leaves. `run_id` names the run whose settlement this text carries home."""
+
+    text: str
+    outcome: Literal["ok", "error", "refused"] = "ok"
+    code: str | None = None
+    run_id: RunId | None = None
+
+
+class ToolContext(Protocol):
+    """What a tool may know of the call it serves."""
+
+    @property
+    def session_id(self) -> SessionId:
+        """The calling session."""
+        ...
+
+    @property
+    def call_id(self) -> CallId:
+        """The call."""
+        ...
+
+    @property
+    def cwd(self) -> str:
+        """The calling session's working directory, absolute: its workspace."""
+        ...
+
+    @property
+    def data_dir(self) -> str:
+        """The data directory, absolute; no tool reads or writes inside it."""
+        ...
+
+    async def offload(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking call off the loop and return its result."""
+        ...
+
+
+class Tool(Protocol):
+    """Something a model may call."""
+
+    @property
+    def schema(self) -> ToolSchema:
+        """What the model is shown."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it is a barrier: no other call of the same message runs beside it."""
+        ...
+
+    @property
+    def group(self) -> Literal["read", "agents", "custom"]:
+        """`read` tools are in every profile; `agents` as `rights.delegating_profiles` says; `custom` in `build`."""
+        ...
+
+    async def call(self, context: ToolContext, arguments: Mapping[str, Any]) -> ToolResult:
+        """Answer one call; raise `RetinueError` to refuse it; any other exception becomes an error result."""
+        ...
+
+
+class Batch(Value):
+    """One decision's facts with the rows and blobs that go with them; committed whole or not at all."""
+
+    events: tuple[Event, ...]
+    runs: tuple[Run, ...] = ()
+    sessions: tuple[SessionRow, ...] = ()
+    blobs: tuple[tuple[Digest, bytes], ...] = ()
+    outputs: tuple[StoredOutput, ...] = ()
+
+
+class Page(Value):
+    """Which rows of a list to return: at most `limit`, after `cursor`."""
+
+    limit: int = 100
+    cursor: str | None = None
+
+
+class RunFilter(Value):
+    """Which runs to return; null fields do not narrow."""
+
+    parent_id: SessionId | None = None
+    session_id: SessionId | None = None
+    root_id: SessionId | None = None
+    open_only: bool = False
+
+
+class StoreError(Exception):
+    """The store could not do it; the message is one sentence for a person, with the path and the cause."""
+
+
+class SeqConflict(StoreError):
+    """A batch's sequence numbers do not continue the stored log; nothing of the commit was stored."""
+
+
+class Store(Protocol):
+    """The durable record. Every method blocks; the shell calls them through the executor."""
+
+    def commit(self, batches: Sequence[Batch]) -> None:
+        """Store the batches in order in one durable transaction; raise `StoreError` and store nothing."""
+        ...
+
+    def read(self, session_id: SessionId, after: int = 0, limit: int | None = None) -> list[Event]:
+        """Return a session's events with `seq` > `after`, in order."""
+        ...
+
+    def tail(self, after: int, root_id: SessionId | None = None, limit: int = 1000) -> list[Event]:
+        """Return events with `position` > `after`, in order, of one tree where `root_id` is given."""
+        ...
+
+    def position(self) -> Position:
+        """Return the last position stored, 0 for an empty store."""
+        ...
+
+    def last_seq(self, session_id: SessionId) -> int:
+        """Return a session's last `seq`, 0 for an unknown one."""
+        ...
+
+    def session(self, session_id: SessionId) -> SessionRow | None:
+        """Return one session's row."""
+        ...
+
+    def sessions(
+        self, page: Page, *, roots_only: bool = True, open_only: bool = False
+    ) -> tuple[list[SessionRow], str | None]:
+        """Return rows, newest first, and the cursor of the next page."""
+        ...
+
+    def run(self, run_id: RunId) -> Run | None:
+        """Return one run."""
+        ...
+
+    def runs(self, where: RunFilter, page: Page) -> tuple[list[Run], str | None]:
+        """Return runs in the order they were created, and the cursor of the next page."""
+        ...
+
+    def blob(self, digest: Digest) -> bytes | None:
+        """Return a stored blob."""
+        ...
+
+    def output(self, output_id: OutputId) -> StoredOutput | None:
+        """Return a text that was stored whole."""
+        ...
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        ...
+
+
+class Clock(Protocol):
+    """Time: wall time is only recorded, everything else is monotonic."""
+
+    def wall(self) -> str:
+        """Return the wall time as RFC 3339 UTC with milliseconds."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return monotonic seconds."""
+        ...
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait."""
+        ...
+
+
+class Ids(Protocol):
+    """Makes ids."""
+
+    def new(self, prefix: str) -> str:
+        """Return a fresh id `<prefix>_…`."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs blocking calls off the loop; in a simulation inline, with a virtual delay."""
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the call's result or raise what it raised."""
+        ...
+
+
+class Definitions(Protocol):
+    """Finds roles by name."""
+
+    def find(self, ref: str, cwd: str) -> Any:
+        """Return the `Snapshot` that `ref` means in a project; raise `unknown_agent` or `broken_agent`. Blocks."""
+        ...
+
+
+class LiveDelta(Value):
+    """A delta as the bus carries it to readers; never stored."""
+
+    session_id: SessionId
+    turn: TurnNo
+    step: StepNo
+    attempt: int
+    kind: Literal["text", "reasoning", "tool_output"]
+    call_id: CallId | None
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form (SHAPES, Events)."""
+        return {"type": "delta", **msgspec.to_builtins(self)}

@@ -1,0 +1,1 @@
+"""The shell around the pure core: it commits, waits and acts; it decides nothing itself."""

@@ -1,0 +1,229 @@
+"""Turns "delegate this" into one spawn decision: role, model, rights, limits, all frozen; it starts nothing itself.
+
+A child's rights are parent ∩ definition ∩ request; nothing here can widen them (CONTRACT section 2, rule 7).
+"""
+
+import os.path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from retinue.core.decide.runs import Spawn
+from retinue.core.errors import RetinueError
+from retinue.core.events import Delivery, Rights, RunSpec, SessionOpened, Snapshot
+from retinue.core.ids import CallId, RunId, SessionId
+from retinue.ports import Definitions, Executor, Ids, Models
+from retinue.runtime.journal import Journal
+from retinue.runtime.prompt import blob, environment
+from retinue.runtime.toolset import Toolset
+
+NAME_MAX_CHARS: Final = 64
+PROMPT_MAX_CHARS: Final = 200_000
+INHERIT: Final = "inherit"
+
+
+class SpawnRequest(msgspec.Struct, kw_only=True):
+    """What a caller may ask of a child: the parameters of `spawn_agent`, by the same names."""
+
+    prompt: str
+    agent: str | None = None
+    name: str | None = None
+    context: str | dict[str, Any] | None = None
+    access: Literal["read", "write"] | None = None
+    paths: list[str] | None = None
+    cwd: str | None = None
+    tools: list[str] | None = None
+    model: str | None = None
+    system_prompt: str | None = None
+    mode: Literal["background", "await"] = "background"
+    continuable: bool | None = None
+    max_steps: int | None = None
+    timeout_s: float | None = None
+    max_depth: int | None = None
+    cancel_with_parent: bool | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class Delegation:
+    """Prepares children."""
+
+    def __init__(
+        self, journal: Journal, definitions: Definitions, models: Models, tools: Toolset, outside: tuple[Executor, Ids]
+    ) -> None:
+        """Wire it."""
+        self._journal = journal
+        self._definitions = definitions
+        self._models = models
+        self._tools = tools
+        self._executor, self._ids = outside
+
+    async def prepare(
+        self, parent_id: SessionId, request: SpawnRequest, *, delivery: Delivery, call_id: CallId | None
+    ) -> Spawn:
+        """Return the decision that spawns this child; refuse what is wrong or not built yet, leaving nothing behind."""
+        _require_supported(request)
+        header = self._journal.state.sessions[parent_id].header
+        policy = self._journal.state.policy(header.root_id)
+        _require_depth(header, request.max_depth)
+        definition = await self._definition(request.agent, header.cwd)
+        cwd = await self._executor.run(_inside, header.cwd, request.cwd)
+        model = self._model(request, definition, header)
+        world = blob(environment(cwd, header.depth + 1).encode())
+        continuable = _first(request.continuable, definition and definition.continuable)
+        if continuable is None:
+            continuable = delivery == "letter" and bool(policy["life.continuable_default"])
+        spec = RunSpec(
+            prompt=_task(request),
+            delivery=delivery,
+            system_prompt=request.system_prompt,
+            max_steps=_limit(request.max_steps, definition and definition.max_steps, policy.number("life.max_steps")),
+            timeout_s=_limit(
+                request.timeout_s, definition and definition.timeout_s, policy.number("life.run_timeout_s")
+            ),
+            effort=_first(definition and definition.effort, header.effort),
+            cancel_with_parent=request.cancel_with_parent,
+            rights=self._rights(header.rights, request, definition),
+            definition=definition,
+            profile=header.profile,
+            approval=header.approval,
+            environment_digest=world.digest,
+        )
+        return Spawn(
+            run_id=RunId(self._ids.new("r")),
+            session_id=SessionId(self._ids.new("s")),
+            parent_id=parent_id,
+            root_run_id=RunId(self._ids.new("r")),
+            call_id=call_id,
+            name=_name(request, definition),
+            model=model,
+            cwd=cwd,
+            continuable=continuable,
+            spec=spec,
+            stamp=self._journal.stamp(),
+            blobs=((world.digest, world.body),),
+        )
+
+    async def _definition(self, ref: str | None, cwd: str) -> Snapshot | None:
+        return None if ref is None else await self._executor.run(self._definitions.find, ref, cwd)
+
+    def _model(self, request: SpawnRequest, definition: Snapshot | None, header: SessionOpened) -> str:
+        """Explicit argument, then definition, then parent; an unknown name is refused before the run."""
+        wanted = request.model or (definition.model if definition is not None else None)
+        if wanted is None or wanted == INHERIT:
+            return header.model
+        self._models.find(wanted)
+        return wanted
+
+    def _rights(self, mine: Rights, request: SpawnRequest, definition: Snapshot | None) -> Rights:
+        known = [name for name, tool in self._tools.tools.items() if tool.group != "agents"]
+        allowed = known if mine.tools is None else list(mine.tools)
+        delegating = mine.may_delegate
+        if definition is not None:
+            delegating = delegating and bool(definition.spawns)
+            if definition.tools is not None:
+                allowed = [name for name in allowed if name in definition.tools]
+            allowed = [name for name in allowed if name not in definition.disallowed_tools]
+        if request.tools is not None:
+            self._require_known(request.tools)
+            delegating = delegating and "spawn_agent" in request.tools
+            allowed = [name for name in allowed if name in request.tools]
+        untouched = mine.tools is None and allowed == known
+        caps = [cap for cap in (mine.max_depth, request.max_depth) if cap is not None]
+        return Rights(
+            tools=None if untouched else tuple(allowed),
+            access="read",
+            max_depth=min(caps) if caps else None,
+            may_delegate=delegating,
+        )
+
+    def _require_known(self, names: list[str]) -> None:
+        unknown = [name for name in names if name not in self._tools.tools]
+        if unknown:
+            raise RetinueError(
+                "unknown_tool",
+                f"There is no tool {unknown[0]!r} to give to a child.",
+                f"The tools are: {', '.join(self._tools.tools)}.",
+            )
+
+
+def _require_supported(request: SpawnRequest) -> None:
+    mode = request.context.get("mode", "none") if isinstance(request.context, dict) else "none"
+    asked = {
+        "context": mode != "none" and f"the context mode {mode!r}",
+        "access": request.access == "write" and "access=write",
+        "paths": bool(request.paths) and "paths",
+        "output_schema": request.output_schema is not None and "output_schema",
+    }
+    for what in asked.values():
+        if what:
+            raise RetinueError(
+                "unsupported",
+                f"This version does not act on {what} yet.",
+                "Leave it out; put what the child needs into its prompt, and let it answer with text.",
+            )
+    if not request.prompt.strip():
+        raise RetinueError("invalid", "A child needs a prompt.", "Say the goal, the scope and when it is done.")
+    if len(request.prompt) > PROMPT_MAX_CHARS:
+        raise RetinueError(
+            "invalid", f"The prompt has more than {PROMPT_MAX_CHARS} characters.", "Name files instead of quoting them."
+        )
+    _require_positive(request)
+
+
+def _require_positive(request: SpawnRequest) -> None:
+    for name, value, least in (
+        ("max_steps", request.max_steps, 1),
+        ("timeout_s", request.timeout_s, 0.001),
+        ("max_depth", request.max_depth, 0),
+    ):
+        # A negative zero counts as a number below zero here (DSH; scenario S18).
+        if value is not None and (value != value or value < least or str(value).startswith("-")):
+            raise RetinueError("invalid", f"{name} cannot be {value}.", f"Give at least {least}, or leave it out.")
+
+
+def _require_depth(header: SessionOpened, asked: int | None) -> None:
+    """The same refusal the decision makes, before anything is read for the child."""
+    depth = header.depth + 1
+    for cap in (header.rights.max_depth, asked):
+        if cap is not None and depth > cap:
+            raise RetinueError(
+                "depth_exceeded",
+                f"A child of this session would have depth {depth}; the cap is {cap}.",
+                "Do the task yourself, without a child.",
+            )
+
+
+def _task(request: SpawnRequest) -> str:
+    background = request.context if isinstance(request.context, str) else None
+    if not background:
+        return request.prompt
+    return f"{request.prompt}\n\n# Background from the parent (untrusted reference data)\n{background}"
+
+
+def _name(request: SpawnRequest, definition: Snapshot | None) -> str:
+    name = request.name or (definition.name if definition is not None else "agent")
+    plain = "".join(char if char.isprintable() else " " for char in name).strip()
+    return plain[:NAME_MAX_CHARS] or "agent"
+
+
+def _limit(asked: float | None, role: float | None, policy: float | None) -> Any:
+    """Return the narrower of what is asked and what the role (or else the policy) allows."""
+    base = policy if role is None else role
+    known = [value for value in (asked, base) if value is not None]
+    return min(known) if known else None
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _inside(parent: str, wanted: str | None) -> str:
+    """Return the child's working directory: the parent's, or a folder below it after links are resolved."""
+    if wanted is None:
+        return parent
+    base, path = os.path.realpath(parent), os.path.realpath(os.path.join(parent, wanted))
+    if path != base and not path.startswith(base.rstrip("/") + "/"):
+        raise RetinueError("outside_workspace", f"{wanted!r} is outside the workspace.", "Name a folder inside it.")
+    if not os.path.isdir(path):
+        raise RetinueError("invalid", f"{wanted!r} is not a folder.", "Name a folder inside the workspace.")
+    return path

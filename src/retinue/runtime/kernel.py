@@ -1,0 +1,225 @@
+"""Wires the shell's parts and routes what the journal releases; every decision and every act lies in the parts."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from retinue.core.decide.base import Effect, Ending, ResumeRun, StartRun, StopRun
+from retinue.core.decide.turns import (
+    OpenSession,
+    OpenTurn,
+    Steer,
+    decide_open_session,
+    decide_open_turn,
+    decide_steer,
+)
+from retinue.core.errors import RetinueError, not_found
+from retinue.core.events import Event, Rights, SessionOpened, Snapshot
+from retinue.core.ids import RunId, SessionId
+from retinue.core.policy import Policy
+from retinue.ports import Clock, Definitions, Executor, Ids, Models, Store, Tool
+from retinue.runtime.bus import Bus
+from retinue.runtime.delegate import Delegation
+from retinue.runtime.journal import Journal
+from retinue.runtime.mailbox import Mailboxes
+from retinue.runtime.prompt import PromptTexts, blob, environment
+from retinue.runtime.record import Record
+from retinue.runtime.recovery import load_session, recover
+from retinue.runtime.scheduler import Scheduler
+from retinue.runtime.step import StepRunner
+from retinue.runtime.supervisor import GRACE_S, Supervisor
+from retinue.runtime.toolcalls import ToolCalls
+from retinue.runtime.toolset import Toolset
+from retinue.runtime.turn import TurnLoop
+from retinue.runtime.work import Work
+
+PROMPT_MAX_CHARS: Final = 2_000_000
+INTERRUPTED: Final = Ending(status="interrupted", reason="interrupted", detail="The turn was stopped.")
+
+
+class Parts(msgspec.Struct, kw_only=True):
+    """Everything the runtime gets from outside."""
+
+    store: Store
+    executor: Executor
+    clock: Clock
+    ids: Ids
+    models: Models
+    definitions: Definitions
+    texts: PromptTexts
+    data_dir: str
+    tools: "Callable[[Kernel], Sequence[Tool]]"
+    grace_s: float = GRACE_S
+
+
+class NewSession(msgspec.Struct, kw_only=True):
+    """What a root session is opened with."""
+
+    cwd: str
+    model: str
+    policy: Policy
+    name: str = "main"
+    profile: str = "build"
+    approval: str = "manual"
+    tools: tuple[str, ...] | None = None
+    definition: Snapshot | None = None
+
+
+class Kernel:
+    """One runtime over one store."""
+
+    def __init__(self, parts: Parts, position: int) -> None:
+        """Wire the parts; `position` is the last one stored. `start` must follow."""
+        self.parts: Final = parts
+        self.record: Final = Record(parts.store, parts.executor)
+        self.journal: Final = Journal(self.record, parts.clock, position)
+        self.bus: Final = Bus(self.record)
+        self.mailboxes: Final = Mailboxes()
+        self.tools: Final = Toolset()
+        self.supervisor: Final = Supervisor(self.journal, self.mailboxes, self._run_turn, parts.grace_s)
+        self.scheduler: Final = Scheduler(self.journal, self.record, self.supervisor, self.mailboxes)
+        self.delegation: Final = Delegation(
+            self.journal, parts.definitions, parts.models, self.tools, (parts.executor, parts.ids)
+        )
+        steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, self.bus, parts.ids)
+        calls = ToolCalls(self.journal, self.scheduler, self.tools, parts.executor, parts.data_dir)
+        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, steps, calls)
+        self._loading = asyncio.Lock()
+        self._writer: asyncio.Task[None] | None = None
+        self.recovered = 0
+        for tool in parts.tools(self):
+            self.tools.add(tool)
+        self.journal.listen(self)
+
+    async def _run_turn(self, work: Work) -> Ending:
+        return await self._turns.run(work)
+
+    async def start(self) -> None:
+        """Begin to write, and close what a crash left open."""
+        self._writer = self.supervisor.begin(self.journal.run_writer())
+        self.recovered = await recover(self.journal, self.record)
+
+    async def close(self) -> None:
+        """Stop all turns top-down, commit their endings, and stop writing."""
+        await self.supervisor.shutdown()
+        self.journal.stop_writer()
+        if self._writer is not None:
+            await asyncio.wait((self._writer,))
+        await self.parts.models.aclose()
+
+    def released(self, events: tuple[Event, ...], effects: tuple[Effect, ...]) -> None:
+        """Publish durable events, then act."""
+        self.bus.publish(events)
+        for effect in effects:
+            match effect:
+                case StartRun(run_id=run_id):
+                    self.supervisor.start_run(run_id)
+                case StopRun(run_id=run_id, ending=ending):
+                    self._stop_run(run_id, ending)
+                case ResumeRun(run_id=run_id):
+                    self._wake_run(run_id)
+                case _:
+                    self.mailboxes.wake(effect.session_id)
+
+    def _stop_run(self, run_id: RunId, ending: Ending) -> None:
+        run = self.journal.state.runs.get(run_id)
+        if run is not None:
+            self.supervisor.stop(run.session_id, ending)
+
+    def _wake_run(self, run_id: RunId) -> None:
+        run = self.journal.state.runs.get(run_id)
+        if run is not None:
+            self.mailboxes.wake(run.session_id)
+
+    def failed(self, error: RetinueError) -> None:
+        """The store failed: end every wait and every body."""
+        self.mailboxes.fail(error)
+        self.supervisor.fail(error)
+
+    async def create_session(self, new: NewSession) -> SessionId:
+        """Open a root session and return its id once it is durable."""
+        if not new.cwd.startswith("/"):
+            raise RetinueError("invalid", f"The working directory {new.cwd!r} is not absolute.", "Give a full path.")
+        if new.tools is not None:
+            for name in new.tools:
+                if name not in self.tools.tools:
+                    known = ", ".join(self.tools.tools)
+                    raise RetinueError("unknown_tool", f"There is no tool {name!r}.", f"The tools are: {known}.")
+        self.parts.models.find(new.model)
+        session_id = SessionId(self.parts.ids.new("s"))
+        world = blob(environment(new.cwd, 0).encode())
+        header = _root_header(session_id, new, world.digest)
+        command = OpenSession(session_id=session_id, header=header, blobs=((world.digest, world.body),))
+        await self.journal.submit(decide_open_session, command)
+        return session_id
+
+    async def load(self, session_id: SessionId) -> None:
+        """Have a session in memory; `not_found` where there is none."""
+        async with self._loading:
+            if not await load_session(self.journal, self.record, session_id):
+                raise not_found("session", session_id)
+
+    async def prompt(self, session_id: SessionId, text: str) -> Work:
+        """Open a turn with a person's text, start working on it, and return the work once the turn is durable."""
+        _require_text(text)
+        if self.supervisor.closing:
+            raise RetinueError("stopping", "The runtime is shutting down.", "Start it again.")
+        await self.load(session_id)
+        if self.journal.state.sessions[session_id].header.parent_id is not None:
+            raise RetinueError("invalid", f"{session_id} is a child; its parent prompts it.", "Prompt its root.")
+        command = OpenTurn(session_id=session_id, root_run_id=RunId(self.parts.ids.new("r")), text=text)
+        await self.journal.submit(decide_open_turn, command)
+        return self.supervisor.start_turn(session_id)
+
+    async def steer(self, session_id: SessionId, text: str) -> None:
+        """Admit a person's text into the open turn; returns once it is durable."""
+        _require_text(text)
+        await self.journal.submit(decide_steer, Steer(session_id=session_id, text=text))
+
+    async def interrupt(self, session_id: SessionId, ending: Ending = INTERRUPTED) -> bool:
+        """Stop a session's open turn, wait until it is closed, and return whether there was one."""
+        work = self.supervisor.works.get(session_id)
+        if work is None:
+            return False
+        self.supervisor.stop(session_id, ending)
+        await work.done.wait()
+        return True
+
+    def settings_of(self, session_id: SessionId) -> dict[str, Any]:
+        """Return the policy values of a session that is in memory."""
+        root_id = self.journal.state.sessions[session_id].header.root_id
+        return self.journal.state.policy(root_id).values()
+
+
+def _root_header(session_id: SessionId, new: NewSession, environment_digest: Any) -> SessionOpened:
+    definition = new.definition
+    tools = new.tools
+    if definition is not None and definition.tools is not None:
+        tools = tuple(name for name in definition.tools if tools is None or name in tools)
+    return SessionOpened(
+        parent_id=None,
+        root_id=session_id,
+        depth=0,
+        name=new.name,
+        agent=None if definition is None else definition.ref,
+        agent_digest=None if definition is None else definition.digest,
+        provider="spawn",
+        model=new.model,
+        profile=new.profile,
+        approval=new.approval,
+        cwd=new.cwd,
+        policy=new.policy.to_dict(),
+        rights=Rights(tools=tools, access="read", max_depth=new.policy.number("caps.max_depth")),
+        environment_digest=environment_digest,
+        effort=None if definition is None else definition.effort,
+        definition=definition,
+    )
+
+
+def _require_text(text: str) -> None:
+    if not text.strip():
+        raise RetinueError("invalid", "The text is empty.", "Say what to do.")
+    if len(text) > PROMPT_MAX_CHARS:
+        raise RetinueError("too_large", f"The text has more than {PROMPT_MAX_CHARS} characters.", "Put it into a file.")

@@ -1,0 +1,62 @@
+"""The system text of a request: fixed parts from files, the environment block, the role; it reads no clock.
+
+The order is environment block, role, notes. A custom role replaces the middle part only (CONTRACT section 4).
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from retinue.core.ids import Digest
+from retinue.core.session import Session
+from retinue.ports import ToolSchema
+
+PROMPT_VERSION: Final = 1
+
+
+class PromptTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """The fixed texts: what a main session and a child are told, and what is said of delegation."""
+
+    main_role: str
+    child_role: str
+    delegation: str
+    child_notes: str
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """A text that requests refer to by digest."""
+
+    digest: Digest
+    body: bytes
+
+
+def blob(body: bytes) -> Blob:
+    """Return the body with its digest."""
+    return Blob(Digest(hashlib.sha256(body).hexdigest()), body)
+
+
+def environment(cwd: str, depth: int) -> str:
+    """Return the environment block: the one statement of where a session works."""
+    place = "You are the main agent of this conversation." if depth == 0 else f"You are a child agent at depth {depth}."
+    return f"# Environment\nWorking directory: {cwd}\nEvery path is relative to it.\n{place}"
+
+
+def system_text(session: Session, texts: PromptTexts, *, delegating: bool) -> str:
+    """Return the system text of a session; it stays the same for as long as its rights do."""
+    header = session.header
+    child = header.depth > 0
+    role = header.system_prompt
+    if role is None and header.definition is not None:
+        role = header.definition.instructions
+    if role is None:
+        role = texts.child_role if child else texts.main_role
+    notes = [texts.child_notes] if child else []
+    if delegating:
+        notes.append(texts.delegation)
+    return "\n\n".join([environment(header.cwd, header.depth), role.strip(), *notes])
+
+
+def tools_blob(schemas: tuple[ToolSchema, ...]) -> Blob:
+    """Return the offered tools as a blob."""
+    return blob(msgspec.json.encode(schemas))

@@ -1,0 +1,245 @@
+"""Spawns, cancels, waits for and reads runs, for tools, Python and every other door; it runs no body and keeps no state.
+
+Each entry checks that the caller owns what it names: unknown and foreign ids get the same answer.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Literal
+
+import msgspec
+
+from retinue.core.decide.base import Decision, Ending
+from retinue.core.decide.runs import (
+    CancelRun,
+    Spawn,
+    WantSlot,
+    YieldSlot,
+    decide_cancel_run,
+    decide_spawn,
+    decide_want_slot,
+    decide_yield,
+)
+from retinue.core.errors import RetinueError, not_found
+from retinue.core.ids import CallId, RunId, SessionId
+from retinue.core.run import Run
+from retinue.ports import RunFilter
+from retinue.runtime.journal import Journal
+from retinue.runtime.mailbox import Mailboxes
+from retinue.runtime.record import Record
+from retinue.runtime.supervisor import Supervisor
+from retinue.runtime.work import Work
+
+CANCELLED: Final = Ending(status="cancelled", reason="cancelled", detail="It was cancelled.")
+LINEAGE_MAX: Final = 1000
+"""Sessions on the way from a run up to its root; more is a damaged log."""
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """What a wait found: the runs in the order asked, and whether its time ran out."""
+
+    runs: list[Run]
+    timed_out: bool
+
+
+class OutputSlice(msgspec.Struct, frozen=True):
+    """A slice of an output, in characters (SHAPES, HTTP bodies)."""
+
+    text: str
+    offset: int
+    total_chars: int
+    next_offset: int | None
+
+
+class Scheduler:
+    """One door for everything about runs."""
+
+    def __init__(self, journal: Journal, record: Record, supervisor: Supervisor, mailboxes: Mailboxes) -> None:
+        """Wire it."""
+        self._journal = journal
+        self._record = record
+        self._supervisor = supervisor
+        self._mailboxes = mailboxes
+
+    def accept(self, command: Spawn) -> "asyncio.Future[Decision]":
+        """Accept a child, or refuse it; refused too while its parent is being stopped. `published` must follow."""
+        parent = self._supervisor.works.get(command.parent_id)
+        if self._supervisor.closing or (parent is not None and parent.stop is not None):
+            raise RetinueError("stopping", "This session is being stopped; it starts no more children.", "")
+        return self._journal.submit(decide_spawn, command)
+
+    async def published(self, command: Spawn, accepted: "asyncio.Future[Decision]") -> Run:
+        """Return an accepted child's run as committed.
+
+        Cancelling the caller before this returns undoes it: the run ends `cancelled` and stays listed.
+        """
+        try:
+            run: Run = (await accepted).value
+        except asyncio.CancelledError:
+            self._cancel(command.run_id, CANCELLED)
+            raise
+        return run
+
+    def _cancel(self, run_id: RunId, ending: Ending) -> "asyncio.Future[Decision] | None":
+        if self._journal.error is not None:
+            return None
+        command = CancelRun(run_id=run_id, ending=ending, stamp=self._journal.stamp())
+        return self._journal.submit(decide_cancel_run, command)
+
+    async def cancel(self, run_id: RunId, ending: Ending = CANCELLED) -> tuple[Run, str | None]:
+        """End a run and everything below it; return it after it has ended, and "already ended: STATUS" where it had."""
+        before = await self.run(run_id)
+        if not before.is_open:
+            return before, f"already ended: {before.status}"
+        self._cancel(run_id, ending)
+        await self.ended([run_id])
+        return await self.run(run_id), None
+
+    async def run(self, run_id: RunId) -> Run:
+        """Return a run as the record has it, everything accepted so far included."""
+        await self._journal.flushed()
+        run = await self._record.run(run_id)
+        if run is None:
+            raise not_found("run", run_id)
+        return run
+
+    async def resolve(self, name: str, owner: SessionId | None) -> RunId:
+        """Return the run that an id means: `r_…`, or `s_…` for that session's latest run.
+
+        With an `owner`, only runs below that session exist.
+        """
+        await self._journal.flushed()
+        run = await self._find(name)
+        if run is None or (owner is not None and not await self._is_below(run, owner)):
+            raise not_found("run", name)
+        return run.run_id
+
+    async def _find(self, name: str) -> Run | None:
+        if name.startswith("s_"):
+            found = await self._record.all_runs(RunFilter(session_id=SessionId(name)))
+            return found[-1] if found else None
+        return await self._record.run(RunId(name))
+
+    async def _is_below(self, run: Run, owner: SessionId) -> bool:
+        parent: SessionId | None = run.parent_id
+        for _ in range(LINEAGE_MAX):
+            if parent is None or parent == owner:
+                break
+            row = await self._record.session(parent)
+            parent = None if row is None else row.header.parent_id
+        return parent == owner
+
+    def open_runs(self, parent_id: SessionId) -> list[RunId]:
+        """Return a session's open runs, in the order they were created."""
+        session = self._journal.state.sessions.get(parent_id)
+        return [] if session is None else list(session.open_runs)
+
+    def is_open(self, run_id: RunId) -> bool:
+        """Return whether a run is queued or running at this moment."""
+        run = self._journal.state.runs.get(run_id)
+        return run is not None and run.is_open
+
+    async def wait(self, run_ids: Sequence[RunId], mode: Literal["all", "any"], timeout_s: float) -> Waited:
+        """Wait until all (or any) of the runs are delivered, at most `timeout_s` seconds; expiry stops nobody."""
+        in_time = await self.ended(run_ids, mode, timeout_s) if run_ids else True
+        runs = [await self.run(run_id) for run_id in run_ids]
+        return Waited(runs, timed_out=not in_time)
+
+    async def ended(
+        self, run_ids: Sequence[RunId], mode: Literal["all", "any"] = "all", timeout_s: float | None = None
+    ) -> bool:
+        """Return True once the settlements are durable, False when the time ran out first."""
+        parents = {run.parent_id: None for run_id in run_ids if (run := self._journal.state.runs.get(run_id))}
+        if not parents:
+            await self._journal.flushed()
+            return True
+        wanted = any if mode == "any" else all
+
+        def is_so() -> bool:
+            return wanted(not self.is_open(run_id) for run_id in run_ids)
+
+        # Every settlement wakes its parent; with several parents the mailbox's own recheck covers the others.
+        in_time = await self._mailboxes.until(next(iter(parents)), is_so, timeout_s)
+        if in_time:
+            await self._journal.flushed()
+        return in_time
+
+    @asynccontextmanager
+    async def waiting(self, work: Work, call_id: CallId | None = None) -> AsyncIterator[None]:
+        """Mark that an activity of a turn only waits for its own descendants: no slot, no place in the tool pool."""
+        if call_id is not None:
+            work.leave_place(call_id)
+        work.begin_wait()
+        self.rest(work)
+        try:
+            yield
+        finally:
+            work.end_wait()
+            self._want_slot(work)
+
+    def rest(self, work: Work) -> None:
+        """Give the slot up if nothing but waits is left."""
+        if work.run_id is not None and work.only_waits and self._journal.error is None and work.stop is None:
+            self._journal.submit(decide_yield, YieldSlot(run_id=work.run_id, stamp=self._journal.stamp()))
+
+    def _want_slot(self, work: Work) -> None:
+        run = None if work.run_id is None else self._journal.state.runs.get(work.run_id)
+        if run is not None and run.is_yielded and self._journal.error is None and work.stop is None:
+            self._journal.submit(decide_want_slot, WantSlot(run_id=run.run_id, stamp=self._journal.stamp()))
+
+    async def slot(self, work: Work) -> None:
+        """Return once the turn has its slot again; roots need none."""
+        if work.run_id is None:
+            return
+        run_id = work.run_id
+        self._want_slot(work)
+        await self._mailboxes.until(work.session_id, lambda: not self._is_yielded(run_id))
+
+    def _is_yielded(self, run_id: RunId) -> bool:
+        run = self._journal.state.runs.get(run_id)
+        return run is not None and run.is_yielded
+
+    async def children(self, owner: SessionId, *, descendants: bool = False) -> list[Run]:
+        """Return the runs below a session: its own children, or pre-order all descendants."""
+        await self._journal.flushed()
+        own = await self._record.all_runs(RunFilter(parent_id=owner))
+        if not descendants:
+            return own
+        seen: dict[SessionId, None] = {owner: None}
+        rows: list[Run] = []
+        stack = list(reversed(own))
+        while stack:
+            run = stack.pop()
+            rows.append(run)
+            if run.session_id not in seen:
+                seen[run.session_id] = None
+                below = await self._record.all_runs(RunFilter(parent_id=run.session_id))
+                stack.extend(reversed(below))
+        return rows
+
+    async def output(self, run_id: RunId, offset: int, limit: int) -> OutputSlice:
+        """Return a slice of a run's current or final output, whole where only a part of it was shown."""
+        run = await self.run(run_id)
+        text = run.output if run.output is not None else run.partial or ""
+        if run.is_open:
+            text = self._live_text(run)
+        elif run.output_id is not None:
+            text = await self._whole(run, text)
+        return cut_slice(text, offset, limit)
+
+    async def _whole(self, run: Run, shown: str) -> str:
+        kept = None if run.output_id is None else await self._record.output(run.output_id)
+        return shown if kept is None else kept.text
+
+    def _live_text(self, run: Run) -> str:
+        work = self._supervisor.works.get(run.session_id)
+        session = self._journal.state.sessions.get(run.session_id)
+        last = session.turn.last_text if session is not None and session.turn is not None else ""
+        return (work.text if work is not None else "") or last
+
+
+def cut_slice(text: str, offset: int, limit: int) -> OutputSlice:
+    """Return characters `offset` to `offset + limit`, and where the next slice begins."""
+    end = min(len(text), offset + limit)
+    return OutputSlice(text[offset:end], offset, len(text), end if end < len(text) else None)

@@ -1,0 +1,178 @@
+"""One step: a boundary, one model request derived from the log alone, and what came of it; it executes no tool."""
+
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+
+from retinue.core.decide.base import Ending
+from retinue.core.decide.turns import OpenStep, decide_open_step
+from retinue.core.events import MessageAssistant, StepClosed, ToolCall, Usage
+from retinue.core.ids import CallId, StepNo
+from retinue.core.session import Session
+from retinue.ports import Delta, Finish, FinishCall, Ids, LiveDelta, Model, ModelRequest, Models, ToolSchema
+from retinue.runtime.bus import Bus
+from retinue.runtime.journal import Journal
+from retinue.runtime.prompt import PromptTexts, blob, system_text, tools_blob
+from retinue.runtime.toolset import SPAWN, Toolset
+from retinue.runtime.work import Work
+
+_FAILURE: Final = {
+    "refusal": ("refusal", "The model declined."),
+    "incomplete": ("stream_incomplete", "The stream stopped without saying that it was finished."),
+    "length": ("token_limit", "The answer reached the model's output limit."),
+    "error": ("provider_error", "The provider reported an error."),
+}
+RATE_LIMITED: Final = 429
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a step brought: calls to answer, or how the turn must end, or neither (the model stopped)."""
+
+    calls: tuple[ToolCall, ...]
+    ending: Ending | None
+
+
+class StepRunner:
+    """Runs steps."""
+
+    def __init__(
+        self, journal: Journal, models: Models, tools: Toolset, texts: PromptTexts, bus: Bus, ids: Ids
+    ) -> None:
+        """Wire it."""
+        self._journal = journal
+        self._models = models
+        self._tools = tools
+        self._texts = texts
+        self._bus = bus
+        self._ids = ids
+
+    async def run(self, work: Work, *, with_tools: bool) -> Said:
+        """Cross the boundary, ask the model, put its answer on record."""
+        session = self._journal.state.sessions[work.session_id]
+        policy = self._journal.state.policy(work.root_id)
+        schemas = self._tools.offered(session, policy) if with_tools else ()
+        delegating = any(schema.name == SPAWN for schema in schemas)
+        system = system_text(session, self._texts, delegating=delegating or session.children > 0)
+        prompt, offered = blob(system.encode()), tools_blob(schemas)
+        command = OpenStep(
+            session_id=work.session_id,
+            model=session.header.model,
+            prompt_digest=prompt.digest,
+            tools_digest=offered.digest,
+            blobs=((prompt.digest, prompt.body), (offered.digest, offered.body)),
+        )
+        work.forget_stream()
+        work.require_live()
+        # The model is looked for before the step is on record: a step that cannot be asked never opens.
+        model, name = self._models.find(session.header.model)
+        step = (await self._journal.submit(decide_open_step, command)).value
+        finish = await self._ask(work, model, _request(session, name, system, schemas), step)
+        return self._record(work, session, step, finish)
+
+    async def _ask(self, work: Work, model: Model, request: ModelRequest, step: StepNo) -> Finish:
+        # Closed at once on every way out, a cancel included: the connection must not outlive the request.
+        async with aclosing(model.stream(request)) as chunks:
+            async for chunk in chunks:
+                if isinstance(chunk, Finish):
+                    return chunk
+                self._pass_on(work, chunk, step)
+        return Finish(reason="incomplete", text=work.text, reasoning=work.reasoning)
+
+    def _pass_on(self, work: Work, delta: Delta, step: StepNo) -> None:
+        work.stream(delta.kind, delta.text)
+        if not self._bus.wants_deltas(work.root_id):
+            return
+        session = self._journal.state.sessions[work.session_id]
+        live = LiveDelta(
+            session_id=work.session_id,
+            turn=session.turn.opened.turn if session.turn is not None else session.turns,
+            step=step,
+            attempt=1,
+            kind=delta.kind,
+            call_id=None,
+            text=delta.text,
+        )
+        self._bus.delta(work.root_id, live)
+
+    def _record(self, work: Work, session: Session, step: StepNo, finish: Finish) -> Said:
+        work.require_live()
+        turn = session.turns
+        complete = finish.reason in ("stop", "tool_calls")
+        calls = tuple(self._call(call) for call in finish.tool_calls) if complete else ()
+        text, reasoning = clean(finish.text), clean(finish.reasoning)
+        said = MessageAssistant(
+            turn=turn,
+            step=step,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=calls,
+            finish=finish.reason,
+            complete=complete,
+        )
+        closed = StepClosed(turn=turn, step=step, usage=_reported(finish), retries=finish.retries, run_id=work.run_id)
+        self._journal.append(work.session_id, [said, closed])
+        work.forget_stream()
+        return Said(calls, _judge(finish, calls))
+
+    def _call(self, call: FinishCall) -> ToolCall:
+        arguments, invalid = read_arguments(clean(call.arguments))
+        call_id = CallId(self._ids.new("c"))
+        return ToolCall(call_id=call_id, name=clean(call.name), arguments=arguments, invalid=invalid)
+
+
+def _request(session: Session, name: str, system: str, schemas: tuple[ToolSchema, ...]) -> ModelRequest:
+    header = session.header
+    return ModelRequest(
+        session_id=session.session_id,
+        root=header.parent_id is None,
+        name=header.name,
+        model=name,
+        system=system,
+        messages=session.request(),
+        tools=schemas,
+        number=session.requests,
+        effort=header.effort,
+    )
+
+
+def _reported(finish: Finish) -> Usage | None:
+    if finish.usage is None:
+        return None
+    return msgspec.structs.replace(finish.usage, requests=finish.retries + 1, unreported=finish.retries)
+
+
+def _judge(finish: Finish, calls: tuple[ToolCall, ...]) -> Ending | None:
+    if finish.reason in _FAILURE:
+        reason, plain = _FAILURE[finish.reason]
+        if finish.status == RATE_LIMITED:
+            reason = "rate_limit"
+        return Ending(status="failed", reason=reason, detail=clean(finish.error or plain))
+    if finish.reason == "tool_calls" and not calls:
+        return Ending(
+            status="failed", reason="bad_tool_calls", detail="The model said that it calls tools and called none."
+        )
+    return None
+
+
+def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
+    """Return a call's arguments, and the raw text when it is not one JSON object; no text at all means no arguments."""
+    if not raw.strip():
+        return {}, None
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return {}, raw
+    if not isinstance(value, dict):
+        return {}, raw
+    arguments: dict[str, Any] = value
+    return arguments, None
+
+
+def clean(text: str) -> str:
+    """Return text that can be stored as UTF-8: lone surrogates become replacement characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

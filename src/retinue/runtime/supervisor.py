@@ -1,0 +1,233 @@
+"""Starts bodies, waits for them, turns their endings into settlements; the task that runs a child never settles it (law 2).
+
+Cancel reaches only the body: once, again after a grace, then the body is given up, its slot freed and a warning names it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from retinue.core.decide.base import AGAIN, Decision, Ending
+from retinue.core.decide.runs import CancelChildren, Settle, decide_cancel_children, decide_settle
+from retinue.core.decide.turns import CloseTurn, Warn, decide_close_turn, decide_warn
+from retinue.core.errors import RetinueError
+from retinue.core.ids import RunId, SessionId
+from retinue.core.run import working_s
+from retinue.runtime.journal import Journal
+from retinue.runtime.mailbox import Mailboxes
+from retinue.runtime.work import Work
+
+T = TypeVar("T")
+Body = Callable[[Work], Awaitable[Ending]]
+
+GRACE_S: Final = 5.0
+"""Seconds a body has to stop before it is told again, and once more before it is given up."""
+DEADLINE_RECHECK_S: Final = 1.0
+CLOCK_TICK_S: Final = 0.001
+"""Seconds that a sum of stretches may be short of the limit by rounding; a timer that short would not move a clock."""
+_CHILD_STATUS: Final = {"shutdown": "interrupted", "restart": "interrupted"}
+_CHILD_REASONS: Final = frozenset({"shutdown", "restart", "budget", "switched_off", "deleted"})
+SHUTDOWN: Final = Ending(status="interrupted", reason="shutdown", detail="The process was shut down.")
+
+
+class Supervisor:
+    """Owns every body task."""
+
+    def __init__(self, journal: Journal, mailboxes: Mailboxes, body: Body, grace_s: float = GRACE_S) -> None:
+        """Wire it; `body` runs one turn and says how it ended."""
+        self.works: Final[dict[SessionId, Work]] = {}
+        self.closing = False
+        self._journal = journal
+        self._mailboxes = mailboxes
+        self._body = body
+        self._grace_s = grace_s
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._own: dict[asyncio.Task[Any], None] = {}
+        self._given_up: dict[asyncio.Task[Ending], None] = {}
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Run a coroutine of the runtime itself as a task; this is the one place that makes tasks."""
+        task = asyncio.create_task(coroutine)
+        self._own[task] = None
+        task.add_done_callback(self._end_own)
+        return task
+
+    def _end_own(self, task: "asyncio.Task[Any]") -> None:
+        self._own.pop(task, None)
+        if not task.cancelled():
+            # Whoever wanted its error asked for it; nobody else needs the warning.
+            task.exception()
+
+    def start_run(self, run_id: RunId) -> None:
+        """Start the body of a run that has its slot; a run that ended meanwhile is left alone."""
+        run = self._journal.state.runs.get(run_id)
+        if run is None or run.status != "running" or run.session_id in self.works:
+            return
+        self._launch(Work(run.session_id, run.root_id, run_id))
+
+    def start_turn(self, session_id: SessionId) -> Work:
+        """Start the body of a root's open turn."""
+        work = Work(session_id, session_id, None)
+        self._launch(work)
+        return work
+
+    def _launch(self, work: Work) -> None:
+        self.works[work.session_id] = work
+        task = asyncio.create_task(self._supervise(work), name=f"supervise {work.session_id}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        if self.closing:
+            self.stop(work.session_id, SHUTDOWN)
+
+    def stop(self, session_id: SessionId, ending: Ending) -> bool:
+        """Stop a turn and, at once, everything below it; return whether there was one to stop. The first reason stays."""
+        work = self.works.get(session_id)
+        if work is None or work.stop is not None:
+            return work is not None
+        work.stop = ending
+        self._cancel_children(work, ending)
+        if work.body is not None:
+            work.body.cancel()
+        work.timers.append(asyncio.get_running_loop().call_later(self._grace_s, self._cancel_again, work))
+        return True
+
+    def fail(self, error: RetinueError) -> None:
+        """Nothing can be stored any more: cancel every body; their turns end `store_failed`, unstored."""
+        for work in list(self.works.values()):
+            work.error = error
+            if work.body is not None:
+                work.body.cancel()
+
+    async def shutdown(self) -> None:
+        """Stop all turns top-down and return when every one is settled."""
+        self.closing = True
+        for work in list(self.works.values()):
+            self.stop(work.session_id, SHUTDOWN)
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+        for body in list(self._given_up):
+            body.cancel()
+
+    def _cancel_again(self, work: Work) -> None:
+        if work.body is None or work.body.done():
+            return
+        work.body.cancel()
+        work.timers.append(asyncio.get_running_loop().call_later(self._grace_s, self._give_up, work))
+
+    def _give_up(self, work: Work) -> None:
+        if not work.given_up.done():
+            work.given_up.set_result(None)
+
+    async def _supervise(self, work: Work) -> None:
+        try:
+            await self._to_the_end(work)
+        except RetinueError as error:
+            work.error = error
+        finally:
+            for timer in work.timers:
+                timer.cancel()
+            self.works.pop(work.session_id, None)
+            work.done.set()
+            self._mailboxes.wake(work.session_id)
+
+    async def _to_the_end(self, work: Work) -> None:
+        self._watch_deadline(work)
+        while True:
+            ending = await self._run_body(work)
+            work.note_ending(ending, self._journal.state.sessions[work.session_id])
+            if ending.status != "completed":
+                await self._end_children(work, ending)
+            decision = await self._close(work, ending)
+            if decision.value is not AGAIN:
+                work.closed = decision.value
+                return
+
+    async def _run_body(self, work: Work) -> Ending:
+        if work.stop is not None:
+            return self._with_stream(work, work.stop)
+        body = asyncio.create_task(_as_coroutine(self._body, work), name=f"body {work.session_id}")
+        work.body = body
+        await asyncio.wait((body, work.given_up), return_when=asyncio.FIRST_COMPLETED)
+        if not body.done():
+            return self._abandon(work, body)
+        if work.error is not None:
+            raise work.error
+        return self._with_stream(work, _outcome(work, body))
+
+    def _abandon(self, work: Work, body: "asyncio.Task[Ending]") -> Ending:
+        self._given_up[body] = None
+        body.add_done_callback(self._gone)
+        text = f"The body of {work.session_id} did not stop when told twice and was given up; last tool: {work.tool or 'none'}."
+        self._journal.submit(decide_warn, Warn(session_id=work.session_id, code="detached", text=text))
+        return self._with_stream(work, work.stop or SHUTDOWN)
+
+    def _gone(self, body: "asyncio.Task[Ending]") -> None:
+        self._given_up.pop(body, None)
+        if not body.cancelled():
+            body.exception()
+
+    def _with_stream(self, work: Work, ending: Ending) -> Ending:
+        return msgspec.structs.replace(ending, streamed=work.text, reasoning=work.reasoning)
+
+    async def _end_children(self, work: Work, ending: Ending) -> None:
+        self._cancel_children(work, ending)
+        session = self._journal.state.sessions[work.session_id]
+        await self._mailboxes.until(work.session_id, lambda: not session.open_runs)
+
+    def _cancel_children(self, work: Work, ending: Ending) -> None:
+        if self._journal.error is not None:
+            return
+        command = CancelChildren(session_id=work.session_id, ending=_for_children(ending), stamp=self._journal.stamp())
+        self._journal.submit(decide_cancel_children, command)
+
+    async def _close(self, work: Work, ending: Ending) -> Decision:
+        stamp = self._journal.stamp()
+        if work.run_id is not None:
+            return await self._journal.submit(decide_settle, Settle(run_id=work.run_id, ending=ending, stamp=stamp))
+        command = CloseTurn(session_id=work.session_id, ending=ending, stamp=stamp)
+        return await self._journal.submit(decide_close_turn, command)
+
+    def _watch_deadline(self, work: Work) -> None:
+        """Stop a run that has worked for longer than it may; it does not age while it waits for its own descendants."""
+        run = None if work.run_id is None else self._journal.state.runs.get(work.run_id)
+        if run is None or run.spec.timeout_s is None or work.done.is_set():
+            return
+        left = run.spec.timeout_s - working_s(run, self._journal.stamp().clock_s)
+        if left <= CLOCK_TICK_S:
+            detail = f"It worked for {run.spec.timeout_s:g} s, which is its limit."
+            self.stop(work.session_id, Ending(status="failed", reason="timeout", detail=detail))
+            return
+        delay = max(left, DEADLINE_RECHECK_S) if run.is_yielded else left
+        work.timers = [*work.timers[-4:], asyncio.get_running_loop().call_later(delay, self._watch_deadline, work)]
+
+
+async def _as_coroutine(body: Body, work: Work) -> Ending:
+    return await body(work)
+
+
+def _outcome(work: Work, body: "asyncio.Task[Ending]") -> Ending:
+    if body.cancelled():
+        return work.stop or Ending(status="failed", reason="internal", detail="The turn's body cancelled itself.")
+    error = body.exception()
+    if error is None:
+        return body.result()
+    if isinstance(error, RetinueError):
+        if error.code == "store_failed":
+            raise error
+        return Ending(
+            status="failed",
+            reason="provider_error" if error.code == "unknown_model" else "internal",
+            detail=error.detail,
+        )
+    return Ending(status="failed", reason="internal", detail=f"{type(error).__name__}: {error}")
+
+
+def _for_children(ending: Ending) -> Ending:
+    if ending.reason not in _CHILD_REASONS:
+        return Ending(
+            status="cancelled", reason="parent_cancelled", detail="The turn that started it ended before it did."
+        )
+    status = "interrupted" if ending.reason in _CHILD_STATUS else "cancelled"
+    return Ending(status=status, reason=ending.reason, detail=ending.detail)

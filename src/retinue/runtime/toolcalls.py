@@ -1,0 +1,176 @@
+"""The calls of one assistant message: prepare, execute, finalize; refused and executed calls leave by the same door.
+
+Calls run side by side up to `step.parallel_tools_max`; an exclusive one is a barrier for its own session only. A call
+that waits for children takes no place.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, ParamSpec, TypeVar
+
+import msgspec
+
+from retinue.core.decide.base import Decision, call_output_id
+from retinue.core.errors import RetinueError
+from retinue.core.events import AnyFact, StoredOutput, ToolCall, ToolFinished, ToolStarted
+from retinue.core.ids import CallId, SessionId
+from retinue.core.mailbox import fit_chars
+from retinue.ports import Executor, Tool, ToolResult
+from retinue.runtime.journal import Journal
+from retinue.runtime.scheduler import Scheduler
+from retinue.runtime.toolset import Toolset
+from retinue.runtime.work import CURRENT_CALL, Work
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RESULT_MAX_CHARS: Final = 48_000
+"""Characters of a whole tool result in a request (CONTRACT section 10)."""
+ECHO_MAX_CHARS: Final = 200
+"""Characters of unusable arguments that an error repeats."""
+
+
+class Prepared(msgspec.Struct):
+    """A call that may run."""
+
+    call: ToolCall
+    tool: Tool
+
+
+class CallContext:
+    """What a tool may know of its call (`ports.ToolContext`)."""
+
+    def __init__(self, work: Work, call_id: CallId, place: tuple[str, str], executor: Executor) -> None:
+        """`place` is the working directory and the data directory, both absolute."""
+        self.work: Final = work
+        self.call_id: Final = call_id
+        self.cwd, self.data_dir = place
+        self._executor = executor
+
+    @property
+    def session_id(self) -> SessionId:
+        """The calling session."""
+        return self.work.session_id
+
+    async def offload(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking call off the loop."""
+        return await self._executor.run(call, *args, **kwargs)
+
+
+class ToolCalls:
+    """Answers the calls of a message."""
+
+    def __init__(
+        self, journal: Journal, scheduler: Scheduler, tools: Toolset, executor: Executor, data_dir: str
+    ) -> None:
+        """Wire it."""
+        self._journal = journal
+        self._scheduler = scheduler
+        self._tools = tools
+        self._executor = executor
+        self._data_dir = data_dir
+
+    async def run(self, work: Work, calls: Sequence[ToolCall]) -> None:
+        """Answer every call; each answer is on record when its tool has ended."""
+        prepared = [ready for call in calls if (ready := self._prepare(work, call)) is not None]
+        session = self._journal.state.sessions[work.session_id]
+        policy = self._journal.state.policy(work.root_id)
+        pool = asyncio.Semaphore(policy.number("step.parallel_tools_max") or max(1, len(prepared)))
+        work.end()
+        try:
+            for group in _groups(prepared):
+                await self._scheduler.slot(work)
+                started: list[AnyFact] = [
+                    ToolStarted(call_id=one.call.call_id, name=one.call.name, arguments=one.call.arguments)
+                    for one in group
+                ]
+                await self._journal.append(work.session_id, started)
+                work.begin(len(group))
+                async with asyncio.TaskGroup() as tasks:
+                    for one in group:
+                        tasks.create_task(self._one(work, one, pool, session.header.cwd))
+                if work.error is not None:
+                    raise work.error
+        finally:
+            work.begin()
+
+    def _prepare(self, work: Work, call: ToolCall) -> Prepared | None:
+        session = self._journal.state.sessions[work.session_id]
+        try:
+            tool = self._tools.find(call.name, session, self._journal.state.policy(work.root_id))
+            if call.invalid is not None:
+                raise RetinueError(
+                    "invalid",
+                    f"The arguments of {call.name} are not a JSON object: {fit_chars(call.invalid, ECHO_MAX_CHARS)[0]}",
+                    "Call it again with one JSON object.",
+                )
+        except RetinueError as refusal:
+            self._answer(work, call.call_id, _refused(refusal))
+            return None
+        return Prepared(call, tool)
+
+    async def _one(self, work: Work, ready: Prepared, pool: asyncio.Semaphore, cwd: str) -> None:
+        call_id = ready.call.call_id
+        await pool.acquire()
+        work.take_place(call_id, pool)
+        work.tool = ready.call.name
+        CURRENT_CALL.set((work, call_id))
+        try:
+            context = CallContext(work, call_id, (cwd, self._data_dir), self._executor)
+            result = await _execute(ready, context)
+            self._answer(work, call_id, result)
+        except RetinueError as error:
+            # Only a failed store comes this far. Raised here it would cancel the other calls of the group.
+            work.error = error
+        finally:
+            work.leave_place(call_id)
+            work.end()
+            self._scheduler.rest(work)
+
+    def _answer(self, work: Work, call_id: CallId, result: ToolResult) -> None:
+        work.require_live()
+        text, cut = fit_chars(result.text, RESULT_MAX_CHARS)
+        output_id = call_output_id(call_id) if cut else None
+        if output_id is not None:
+            text += f'\n…[cut: {RESULT_MAX_CHARS} of {len(result.text)} characters; the whole text: read_agent_output with id "{output_id}"]'
+        fact = ToolFinished(
+            call_id=call_id,
+            outcome=result.outcome,
+            code=result.code,
+            text=text,
+            cut=cut,
+            output_id=output_id,
+            run_id=result.run_id,
+        )
+        kept = (
+            ()
+            if output_id is None
+            else (StoredOutput(output_id=output_id, session_id=work.session_id, text=result.text),)
+        )
+        self._journal.append(work.session_id, [fact], Decision(outputs=kept))
+
+
+async def _execute(ready: Prepared, context: CallContext) -> ToolResult:
+    try:
+        return await ready.tool.call(context, ready.call.arguments)
+    except RetinueError as refusal:
+        if refusal.code == "store_failed":
+            raise
+        return _refused(refusal)
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything; it harms its own call only
+        return ToolResult(text=f"{ready.call.name} failed: {type(error).__name__}: {error}", outcome="error", code=None)
+
+
+def _refused(refusal: RetinueError) -> ToolResult:
+    return ToolResult(text=msgspec.json.encode(refusal.to_model()).decode(), outcome="refused", code=refusal.code)
+
+
+def _groups(prepared: Sequence[Prepared]) -> list[list[Prepared]]:
+    groups: list[list[Prepared]] = []
+    for one in prepared:
+        alone = one.tool.exclusive or not groups or groups[-1][0].tool.exclusive
+        if alone:
+            groups.append([one])
+        else:
+            groups[-1].append(one)
+    return groups

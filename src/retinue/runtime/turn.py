@@ -1,0 +1,93 @@
+"""The turn loop, one for roots and children: steps until the model stops and nothing is owed; it settles nothing."""
+
+from typing import Final
+
+from retinue.core.decide.base import Ending
+from retinue.core.decide.turns import owes_a_step
+from retinue.core.mailbox import ends_hold
+from retinue.core.session import Session
+from retinue.runtime.journal import Journal
+from retinue.runtime.mailbox import Mailboxes
+from retinue.runtime.scheduler import Scheduler
+from retinue.runtime.step import StepRunner
+from retinue.runtime.toolcalls import ToolCalls
+from retinue.runtime.work import Work
+
+GATHER_S: Final = 0.05
+"""Seconds that a hold waits for more results after the first (CONTRACT section 4, Turn end)."""
+ROOT_STEPS_MAX: Final = 250
+"""Steps of a root's turn (CONTRACT section 3)."""
+
+
+class TurnLoop:
+    """Runs turns."""
+
+    def __init__(
+        self, journal: Journal, scheduler: Scheduler, mailboxes: Mailboxes, steps: StepRunner, calls: ToolCalls
+    ) -> None:
+        """Wire it."""
+        self._journal = journal
+        self._scheduler = scheduler
+        self._mailboxes = mailboxes
+        self._steps = steps
+        self._calls = calls
+
+    async def run(self, work: Work) -> Ending:
+        """Return how the turn ended; it can be called again on a turn that turned out to owe another step."""
+        session = self._journal.state.sessions[work.session_id]
+        step_owed = session.turn is not None and session.turn.steps == 0
+        while step_owed or await self._hold(work, session):
+            last = self._steps_used_up(work, session)
+            if last:
+                await self._wait_for_all(work, session)
+            await self._scheduler.slot(work)
+            said = await self._steps.run(work, with_tools=not last)
+            if said.ending is not None:
+                return said.ending
+            if last:
+                return Ending(status="completed", reason="done", detail="Done, within its last step.", final=True)
+            step_owed = bool(said.calls)
+            if said.calls:
+                await self._calls.run(work, said.calls)
+                if self._steps_used_up(work, session):
+                    return self._step_limit(work)
+        return Ending(status="completed", reason="done", detail="Done.")
+
+    def _step_limit(self, work: Work) -> Ending:
+        limit = self._steps_max(work)
+        return Ending(status="failed", reason="step_limit", detail=f"It used its {limit} steps and still called tools.")
+
+    def _steps_max(self, work: Work) -> int | None:
+        run = None if work.run_id is None else self._journal.state.runs.get(work.run_id)
+        return ROOT_STEPS_MAX if run is None else run.spec.max_steps
+
+    def _steps_used_up(self, work: Work, session: Session) -> bool:
+        limit = self._steps_max(work)
+        return limit is not None and session.turn is not None and session.turn.steps >= limit
+
+    async def _hold(self, work: Work, session: Session) -> bool:
+        """The model stopped: wait while children are open; return whether a step is owed now."""
+        if not owes_a_step(session):
+            return False
+        if not _reason_for_a_step(session):
+            async with self._scheduler.waiting(work):
+                await self._mailboxes.until(
+                    work.session_id, lambda: _reason_for_a_step(session) or not owes_a_step(session)
+                )
+                if not session.waiting_input:
+                    await self._gather(work, session)
+        return owes_a_step(session)
+
+    async def _gather(self, work: Work, session: Session) -> None:
+        await self._mailboxes.until(
+            work.session_id, lambda: bool(session.waiting_input) or not session.open_runs, GATHER_S
+        )
+
+    async def _wait_for_all(self, work: Work, session: Session) -> None:
+        if session.open_runs:
+            async with self._scheduler.waiting(work):
+                await self._mailboxes.until(work.session_id, lambda: not session.open_runs)
+
+
+def _reason_for_a_step(session: Session) -> bool:
+    return bool(session.waiting_input) or ends_hold(dict(session.mail), runs_open=bool(session.open_runs))

@@ -1,0 +1,1 @@
+"""The public test kit; importing the package loads none of its parts."""

@@ -1,0 +1,316 @@
+"""Tools and models for tests: misbehaving tools, a recorder, and a model that wanders; none leaves the process."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Literal
+
+from retinue.core.events import Usage, Value
+from retinue.core.ids import RunId
+from retinue.ports import (
+    AssistantText,
+    Clock,
+    Delta,
+    Finish,
+    FinishCall,
+    Model,
+    ModelRequest,
+    RequestMessage,
+    ToolContext,
+    ToolResult,
+    ToolSchema,
+    ToolText,
+    UserText,
+)
+
+Group = Literal["read", "agents", "custom"]
+Body = Callable[[ToolContext, Mapping[str, Any]], Awaitable[ToolResult]]
+
+HUGE_CHARS: Final = 200_000
+LETTER_MARK: Final = "Message Type: "
+"""How every letter begins (SHAPES, Letters)."""
+LONG_ANSWER_CHARS: Final = 30_000
+UNKNOWN_RUN: Final = RunId("r_9999")
+
+
+class FakeTool:
+    """A tool whose body is a function.
+
+    Attributes:
+        calls: the arguments of every call, in the order they came.
+    """
+
+    def __init__(self, name: str, body: Body, *, exclusive: bool = False, group: Group = "custom") -> None:
+        """Offer `body` as `name`, with any arguments."""
+        self.calls: list[dict[str, Any]] = []
+        self._schema = ToolSchema(name=name, description=f"{name}, for tests", parameters={"type": "object"})
+        self._exclusive = exclusive
+        self._group: Group = group
+        self._body = body
+
+    @property
+    def schema(self) -> ToolSchema:
+        """What the model is shown."""
+        return self._schema
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it is a barrier."""
+        return self._exclusive
+
+    @property
+    def group(self) -> Group:
+        """Which profiles have it."""
+        return self._group
+
+    async def call(self, context: ToolContext, arguments: Mapping[str, Any]) -> ToolResult:
+        """Record the call and run the body."""
+        self.calls.append(dict(arguments))
+        return await self._body(context, arguments)
+
+
+def echo_tool(name: str = "echo") -> FakeTool:
+    """Return a tool that answers with its arguments."""
+
+    async def body(_: ToolContext, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(text=json.dumps(dict(arguments), sort_keys=True))
+
+    return FakeTool(name, body)
+
+
+def raising_tool(name: str = "raises") -> FakeTool:
+    """Return a tool that raises an error that nobody planned for."""
+
+    async def body(_: ToolContext, __: Mapping[str, Any]) -> ToolResult:
+        raise ZeroDivisionError("the tool divided by zero")
+
+    return FakeTool(name, body)
+
+
+def hanging_tool(name: str = "hangs") -> FakeTool:
+    """Return a tool that ends only when it is cancelled."""
+
+    async def body(_: ToolContext, __: Mapping[str, Any]) -> ToolResult:
+        await asyncio.get_running_loop().create_future()
+        return ToolResult(text="never")
+
+    return FakeTool(name, body)
+
+
+def deaf_tool(clock: Clock, for_s: float = 60.0, name: str = "deaf") -> FakeTool:
+    """Return a tool that ignores every cancel for `for_s` seconds, then answers."""
+
+    async def body(_: ToolContext, __: Mapping[str, Any]) -> ToolResult:
+        ends_at, swallowed = clock.monotonic() + for_s, 0
+        while (left := ends_at - clock.monotonic()) > 0:
+            try:
+                await clock.sleep(left)
+            except asyncio.CancelledError:
+                swallowed += 1
+        return ToolResult(text=f"ignored {swallowed} cancels")
+
+    return FakeTool(name, body)
+
+
+def huge_tool(chars: int = HUGE_CHARS, name: str = "huge") -> FakeTool:
+    """Return a tool that answers with `chars` characters of four bytes each."""
+
+    async def body(_: ToolContext, __: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(text="🪐" * chars)
+
+    return FakeTool(name, body)
+
+
+def slow_tool(clock: Clock, delay_s: float = 5.0, name: str = "slow", *, exclusive: bool = False) -> FakeTool:
+    """Return a tool that answers after `delay_s` seconds."""
+
+    async def body(_: ToolContext, __: Mapping[str, Any]) -> ToolResult:
+        await clock.sleep(delay_s)
+        return ToolResult(text=f"after {delay_s} s")
+
+    return FakeTool(name, body, exclusive=exclusive)
+
+
+class Seen(Value):
+    """A request as the model got it, and what was durable at that moment (null where nobody asked)."""
+
+    request: ModelRequest
+    position: int | None = None
+
+
+class RecordingModel:
+    """Keeps every request that reaches the inner model.
+
+    Attributes:
+        seen: the requests, in the order they came.
+    """
+
+    def __init__(self, inner: Model, position: Callable[[], int] | None = None) -> None:
+        """Wrap a model; `position` is the inner store's, to see what was durable when a request was sent."""
+        self.seen: list[Seen] = []
+        self._inner = inner
+        self._position = position
+
+    @property
+    def requests(self) -> list[ModelRequest]:
+        """The requests alone."""
+        return [seen.request for seen in self.seen]
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+        """Record the request and pass it on."""
+        position = self._position() if self._position is not None else None
+        self.seen.append(Seen(request=request, position=position))
+        return self._inner.stream(request)
+
+    async def aclose(self) -> None:
+        """Close the inner model."""
+        await self._inner.aclose()
+
+
+class OneModel:
+    """The `Models` port with one model behind every name."""
+
+    def __init__(self, model: Model) -> None:
+        """Answer with `model` always."""
+        self._model = model
+
+    def find(self, name: str) -> tuple[Model, str]:
+        """Return the model, and the name without its connection."""
+        return self._model, name.rpartition(":")[2]
+
+    async def aclose(self) -> None:
+        """Close the model."""
+        await self._model.aclose()
+
+
+class WorldModel:
+    """A model that wanders: it spawns, waits, lists, reads, cancels, calls tools and answers, as chance has it.
+
+    What it says follows from the request and the seed alone, so a restart changes nothing. It ends every turn after
+    `steps_max` steps, and spawns at most `spawns_max` children in one session.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        clock: Clock,
+        *,
+        steps_max: int = 6,
+        spawns_max: int = 4,
+        delay_max_s: float = 2.0,
+        arguments: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Wander by `seed`; `arguments` are those of tools that need some, by tool name."""
+        self._seed = seed
+        self._clock = clock
+        self._steps_max = steps_max
+        self._spawns_max = spawns_max
+        self._delay_max_s = delay_max_s
+        self._arguments: Mapping[str, Mapping[str, Any]] = {} if arguments is None else arguments
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+        """Yield the answer in pieces, in virtual time."""
+        rng = random.Random(f"{self._seed}/{request.session_id}/{request.number}")
+        await self._clock.sleep(rng.random() * self._delay_max_s)
+        calls = self._calls(request, rng)
+        text = _text(request, rng, final=not calls)
+        for piece in _pieces(text, rng):
+            yield Delta(kind="text", text=piece)
+            await self._clock.sleep(rng.random() * self._delay_max_s / 10)
+        yield Finish(
+            reason="tool_calls" if calls else "stop",
+            text=text,
+            tool_calls=calls,
+            usage=_usage(request, text),
+        )
+
+    async def aclose(self) -> None:
+        """Hold nothing."""
+
+    def _calls(self, request: ModelRequest, rng: random.Random) -> tuple[FinishCall, ...]:
+        names = [tool.name for tool in request.tools]
+        if not names or _steps(request.messages) >= self._steps_max or rng.random() < 0.25:
+            return ()
+        runs, spawned = _known(request.messages)
+        calls: list[FinishCall] = []
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            name = self._choose(names, spawned, rng)
+            spawned += name == "spawn_agent"
+            arguments = _arguments(name, runs, rng) if name in AGENT_TOOLS else self._arguments.get(name, {})
+            calls.append(FinishCall(name=name, arguments=json.dumps(arguments, sort_keys=True)))
+        return tuple(calls)
+
+    def _choose(self, names: list[str], spawned: int, rng: random.Random) -> str:
+        may_spawn = "spawn_agent" in names and spawned < self._spawns_max
+        if may_spawn and rng.random() < 0.5:
+            return "spawn_agent"
+        others = [name for name in names if name != "spawn_agent"]
+        return rng.choice(others) if others else names[0]
+
+
+AGENT_TOOLS: Final = ("spawn_agent", "wait_agent", "list_agents", "read_agent_output", "cancel_agent")
+
+
+def _arguments(name: str, runs: list[str], rng: random.Random) -> dict[str, Any]:
+    some_id = rng.choice([*runs, UNKNOWN_RUN]) if rng.random() < 0.9 else UNKNOWN_RUN
+    if name == "spawn_agent":
+        mode = rng.choice(("background", "background", "await"))
+        return {"prompt": f"task {rng.randint(1, 99)}", "mode": mode, "name": f"helper-{rng.randint(1, 9)}"}
+    if name == "wait_agent":
+        return _wait(runs, some_id, rng)
+    if name == "list_agents":
+        return rng.choice(({}, {"scope": "children"}, {"scope": "descendants"}))
+    if name == "read_agent_output":
+        return {"id": some_id, "offset": rng.choice((0, 5)), "limit": 100}
+    return {"id": some_id}
+
+
+def _wait(runs: list[str], some_id: str, rng: random.Random) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"mode": rng.choice(("all", "any")), "timeout_s": rng.choice((1, 3, 60))}
+    asked = rng.choice(("open", "one", "several"))
+    if asked == "one":
+        arguments["ids"] = [some_id]
+    if asked == "several" and runs:
+        arguments["ids"] = rng.sample(runs, k=min(2, len(runs)))
+    return arguments
+
+
+def _text(request: ModelRequest, rng: random.Random, *, final: bool) -> str:
+    if rng.random() < (0.1 if final else 0.5):
+        return ""
+    said = f"{request.name} {request.session_id} request {request.number}"
+    return said + " …" * (LONG_ANSWER_CHARS // 2) if final and rng.random() < 0.05 else said
+
+
+def _pieces(text: str, rng: random.Random) -> list[str]:
+    cut = rng.randint(0, len(text))
+    return [piece for piece in (text[:cut], text[cut:]) if piece]
+
+
+def _usage(request: ModelRequest, text: str) -> Usage:
+    asked = sum(len(message.text) for message in request.messages) + len(request.system)
+    said = len(text) + 1
+    return Usage(input=asked, output=said, total=asked + said)
+
+
+def _steps(messages: tuple[RequestMessage, ...]) -> int:
+    """Count the answers since the last text that is no letter."""
+    steps = 0
+    for message in messages:
+        if isinstance(message, UserText) and not message.text.startswith(LETTER_MARK):
+            steps = 0
+        steps += isinstance(message, AssistantText)
+    return steps
+
+
+def _known(messages: tuple[RequestMessage, ...]) -> tuple[list[str], int]:
+    """Return the runs that spawning calls named, and how many such calls there were."""
+    runs: list[str] = []
+    spawned = 0
+    for message in messages:
+        if isinstance(message, AssistantText):
+            spawned += sum(call.name == "spawn_agent" for call in message.tool_calls)
+        if isinstance(message, ToolText) and message.name == "spawn_agent" and not message.error:
+            runs.append(str(json.loads(message.text)["run_id"]))
+    return runs, spawned

@@ -1,0 +1,57 @@
+"""One life of the runtime in a simulated world; it holds no test."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.core.events import Snapshot
+from retinue.core.ids import SessionId
+from retinue.core.policy import named, with_changes
+from retinue.ports import Model, Store, Tool
+from retinue.runtime.kernel import Kernel, NewSession, Parts
+from retinue.runtime.prompt import PromptTexts
+from retinue.testing.fakes import OneModel
+from retinue.testing.world import World
+from retinue.tools.agents import agent_tools
+
+TEXTS = PromptTexts(main_role="main", child_role="child", delegation="delegate well", child_notes="you are a child")
+CWD = "/workspace"
+
+
+class NoDefinitions:
+    """The `Definitions` port without any."""
+
+    def find(self, ref: str, cwd: str) -> Snapshot:
+        """Refuse."""
+        raise RetinueError("unknown_agent", f"There is no agent {ref!r} in {cwd}.", "There are none.")
+
+
+def kernel_in(
+    world: World,
+    store: Store,
+    model: Model,
+    tools: Sequence[Tool] = (),
+    make: Callable[[Parts, int], Kernel] = Kernel,
+    **more: Any,
+) -> Kernel:
+    """Return a kernel over a store, not yet started."""
+    parts = Parts(
+        store=store,
+        executor=world.executor,
+        clock=world.clock,
+        ids=world.ids,
+        models=OneModel(model),
+        definitions=NoDefinitions(),
+        texts=TEXTS,
+        data_dir="/data",
+        tools=lambda kernel: (*tools, *agent_tools(kernel)),
+    )
+    return make(msgspec.structs.replace(parts, **more), store.position())
+
+
+async def open_root(kernel: Kernel, policy: dict[str, Any] | None = None, **more: Any) -> SessionId:
+    """Open a root session under `standard` with some switches."""
+    chosen = with_changes(named("standard"), policy or {}, in_code=True)
+    return await kernel.create_session(NewSession(cwd=CWD, model="any:model", policy=chosen, **more))

@@ -1,0 +1,129 @@
+"""A whole simulated history: one life with planned faults, then the next lives over the same store; it holds no test."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from retinue.core.errors import RetinueError
+from retinue.core.events import Event
+from retinue.core.ids import SessionId
+from retinue.ports import Tool
+from retinue.runtime.kernel import Kernel, Parts
+from retinue.stores.sqlite import SQLiteStore
+from retinue.testing.checkers import all_events, check_all, check_kept, check_projections, check_requests
+from retinue.testing.fakes import RecordingModel, WorldModel, deaf_tool, echo_tool, raising_tool, slow_tool
+from retinue.testing.faults import FaultyModel, FaultyStore, WorldPlan, random_plan
+from retinue.testing.world import CountingIds, World, WorldOptions, run_world
+from tests.sim.lives import kernel_in, open_root
+
+Make = Callable[[Parts, int], Kernel]
+LIVES_MAX = 4
+DEAF_S = 30.0
+
+
+@dataclass
+class History:
+    """What is kept over the lives of one store."""
+
+    seed: int
+    plan: WorldPlan
+    make: Make = Kernel
+    inner: SQLiteStore = field(default_factory=lambda: SQLiteStore(":memory:"))
+    ids: CountingIds = field(default_factory=CountingIds)
+    problems: list[str] = field(default_factory=list)
+    roots: list[SessionId] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    lives: int = 0
+
+    def options(self) -> WorldOptions:
+        """Return how this life's world is made."""
+        return WorldOptions(ids=self.ids, strict=False)
+
+    def live(self) -> bool:
+        """Run one life; return whether it ended in peace."""
+        self.lives += 1
+        first = self.lives == 1
+        result = run_world(lambda world: self._main(world, first=first), self.seed * 10 + self.lives, self.options())
+        events = all_events(self.inner)
+        self.problems += check_kept(self.events, events)
+        self.problems += check_all(events, at_rest=bool(result.value))
+        self.problems += check_projections(self.inner)
+        if not result.crashed:
+            self.problems += [f"life {self.lives}: {problem}" for problem in result.problems]
+        self.events = events
+        return bool(result.value)
+
+    async def _main(self, world: World, *, first: bool) -> bool:
+        store = FaultyStore(self.inner, self.plan.store if first else None, world.executor.slow)
+        wander = WorldModel(self.seed, world.clock)
+        seen = RecordingModel(FaultyModel(wander, self.plan.faults, world.clock), self.inner.position)
+        kernel = kernel_in(world, store, seen, tools=_tools(world), make=self.make)
+        try:
+            await kernel.start()
+            await self._turns(world, kernel, first=first)
+        except RetinueError as error:
+            if error.code != "store_failed":
+                raise
+            self.problems += _after_failure(kernel)
+        finally:
+            await kernel.close()
+            await world.clock.sleep(DEAF_S)  # a tool that ignores every cancel ends by itself
+            self.problems += check_requests(all_events(self.inner), seen.seen)
+        self.problems += ["a commit was tried after a failed one"] if store.after_failure else []
+        return kernel.journal.error is None
+
+    async def _turns(self, world: World, kernel: Kernel, *, first: bool) -> None:
+        if first:
+            for _ in range(world.rng.choice((1, 1, 2))):
+                self.roots.append(await open_root(kernel, self.plan.policy))
+        works = [await kernel.prompt(root, f"life {self.lives}, go") for root in self.roots]
+        people = [kernel.supervisor.begin(self._people(world, kernel, root)) for root in self.roots]
+        try:
+            for work in works:
+                await work.done.wait()
+                if work.error is not None:
+                    raise work.error
+        finally:
+            for person in people:
+                person.cancel()
+
+    async def _people(self, world: World, kernel: Kernel, root: SessionId) -> None:
+        plan = self.plan
+        for at_s, act in sorted(
+            (at_s, act)
+            for at_s, act in ((plan.steer_at_s, "steer"), (plan.interrupt_at_s, "interrupt"), (plan.jump_at_s, "jump"))
+            if at_s is not None
+        ):
+            await world.clock.sleep(at_s)
+            if act == "jump":
+                world.clock.jump(plan.jump_by_s)
+            elif act == "interrupt":
+                await kernel.interrupt(root)
+            elif root in kernel.supervisor.works:
+                try:
+                    await kernel.steer(root, "also look at the tests")
+                except RetinueError as error:
+                    assert error.code in {"already_ended", "not_found", "store_failed"}
+
+
+def _tools(world: World) -> tuple[Tool, ...]:
+    return (echo_tool(), raising_tool(), slow_tool(world.clock, exclusive=True), deaf_tool(world.clock, DEAF_S))
+
+
+def _after_failure(kernel: Kernel) -> list[str]:
+    return [
+        f"{session_id} works on after the store failed"
+        for session_id, work in kernel.supervisor.works.items()
+        if work.error is None
+    ]
+
+
+def play(seed: int, plan: WorldPlan | None = None, make: Make = Kernel) -> History:
+    """Play a history to its peaceful end and return it."""
+    chosen = random_plan(random.Random(f"plan {seed}")) if plan is None else plan
+    history = History(seed=seed, plan=chosen, make=make)
+    while not history.live():
+        if history.lives >= LIVES_MAX:
+            history.problems.append(f"no peaceful life in {LIVES_MAX}")
+            break
+    return history
