@@ -1,3 +1,83 @@
-"""Retinue: a sub-agent runtime. This module holds the public names and does nothing when imported."""
+"""Retinue: a sub-agent runtime. This module holds the public names; each is loaded when it is first used."""
 
-__all__: list[str] = []
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from retinue.app import Runtime, Settings, open, read_settings, run  # noqa: A004 - retinue.open is the public name
+    from retinue.core.errors import RetinueError
+    from retinue.core.events import Event, Snapshot, Usage
+    from retinue.core.policy import Policy
+    from retinue.core.run import Run
+    from retinue.core.session import SessionRow
+    from retinue.ports import Delta, Finish, FinishCall, Model, ModelRequest, Tool, ToolContext, ToolResult, ToolSchema
+    from retinue.runtime.handles import Child, Session, Subagents, Turn, TurnResult
+    from retinue.tools.custom import tool
+
+__all__ = [
+    "Child",
+    "Delta",
+    "Event",
+    "Finish",
+    "FinishCall",
+    "Model",
+    "ModelRequest",
+    "Policy",
+    "RetinueError",
+    "Run",
+    "Runtime",
+    "Session",
+    "SessionRow",
+    "Settings",
+    "Snapshot",
+    "Subagents",
+    "Tool",
+    "ToolContext",
+    "ToolResult",
+    "ToolSchema",
+    "Turn",
+    "TurnResult",
+    "Usage",
+    "open",
+    "read_settings",
+    "run",
+    "tool",
+]
+
+_NAMES: Final = {
+    "retinue.app": ("Runtime", "Settings", "open", "read_settings", "run"),
+    "retinue.core.errors": ("RetinueError",),
+    "retinue.core.events": ("Event", "Snapshot", "Usage"),
+    "retinue.core.policy": ("Policy",),
+    "retinue.core.run": ("Run",),
+    "retinue.core.session": ("SessionRow",),
+    "retinue.ports": (
+        "Delta",
+        "Finish",
+        "FinishCall",
+        "Model",
+        "ModelRequest",
+        "Tool",
+        "ToolContext",
+        "ToolResult",
+        "ToolSchema",
+    ),
+    "retinue.runtime.handles": ("Child", "Session", "Subagents", "Turn", "TurnResult"),
+    "retinue.tools.custom": ("tool",),
+}
+_HOME: Final = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name: the command answers `--version` in a few milliseconds because nothing is loaded before."""
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -34,7 +34,8 @@ def posted(server: ModelServer, *messages: dict[str, Any], model: str = "m", **h
         with urllib.request.urlopen(request, timeout=10) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ def test_a_body_that_is_no_json_is_a_400() -> None:
         request = urllib.request.Request(server.base_url + "/chat/completions", data=b"{")
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=10)
+        caught.value.close()
         assert caught.value.code == 400
 
 

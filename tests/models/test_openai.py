@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from retinue.core.errors import RetinueError
 from retinue.core.ids import CallId
 from retinue.models.failure import Endpoint
-from retinue.models.openai import OpenAIModel, chat_url, shown_url
+from retinue.models.openai import HttpOptions, OpenAIModel, chat_url, shown_url
 from retinue.models.reading import AnswerReader
 from retinue.ports import AssistantText, Finish, RequestCall, ToolSchema, ToolText, UserText
 from retinue.testing.modelserver import ModelServer, Setup
@@ -239,6 +239,34 @@ def test_the_body_of_an_endless_error_is_read_only_in_part() -> None:
         finish = asked(server.base_url)[1]
     assert finish.status == 500
     assert len(finish.error or "") < 1000
+
+
+def test_silence_in_the_middle_of_an_answer_is_incomplete_with_its_text() -> None:
+    lines = [
+        {"_ctl": "reply", "n": 1, "agent": "any"},
+        {"choices": [{"index": 0, "delta": {"content": "Half"}}]},
+        {"_ctl": "sleep_ms", "ms": 600_000},
+        {"_ctl": "done"},
+    ]
+    with ModelServer(lines) as server:
+        finish = asked(server.base_url, options=HttpOptions(idle_timeout_s=0.2))[1]
+    assert (finish.reason, finish.text) == ("incomplete", "Half")
+    assert "sent nothing for 0.2 s in the middle of the answer" in (finish.error or "")
+
+
+def test_a_request_that_cannot_be_written_is_one_sentence() -> None:
+    finish = asked("http://127.0.0.1:9/v1", request_of(UserText(text="\ud800")))[1]
+    assert finish.reason == "error"
+    assert "could not be made" in (finish.error or "")
+
+
+def test_an_answer_without_end_is_stopped_at_the_limits() -> None:
+    for content_type, name in (("application/json", "16777216"), ("text/event-stream", "8388608")):
+        reader = AnswerReader(content_type, Endpoint(shown="http://h"))
+        while not reader.over:
+            reader.feed(b"x" * 1_000_000)
+        reader.close()
+        assert (reader.finish().reason, name in (reader.finish().error or "")) == ("error", True)
 
 
 # ------------------------------------------------------------------------------------------------------ cancel, re-use

@@ -140,6 +140,12 @@ def test_a_model_from_python_is_found_by_its_name_and_goes_first() -> None:
     assert registry.find("openai:gpt") == (model, "gpt")
 
 
+def test_offline_is_made_once_and_only_when_it_is_asked_for() -> None:
+    registry = ModelRegistry()
+    model, name = registry.find("offline")
+    assert (name, registry.find("offline")[0] is model) == ("offline", True)
+
+
 def test_rows_show_every_connection_and_no_key() -> None:
     connections = {"local": Connection(base_url="http://127.0.0.1:9/v1", api_key_env="NONE")}
     rows = ModelRegistry(connections, environment={"OPENAI_API_KEY": "sk-secret"}).rows()

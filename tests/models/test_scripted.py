@@ -153,6 +153,7 @@ def test_only_the_latest_requests_are_remembered() -> None:
     [
         ("{not json", "it is not JSON"),
         ("[1]", "one JSON object"),
+        ('{"status": 429}', "belong to an error"),
         ('{"txt": "a"}', "no key 'txt'"),
         ('{"agent": "uncle"}', "agent must be"),
         ('{"n": 0}', "n counts requests from 1"),

@@ -1,11 +1,11 @@
-"""A whole simulated history: one life with planned faults, then the next lives over the same store; it holds no test."""
+"""A simulated history: one life with planned faults, then further lives over the same store; it holds no test."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from retinue.core.errors import RetinueError
-from retinue.core.events import Event
+from retinue.core.events import AnyFact, Event, RunQueued, RunSettled, StepOpened
 from retinue.core.ids import SessionId
 from retinue.ports import Tool
 from retinue.runtime.kernel import Kernel, Parts
@@ -19,6 +19,7 @@ from tests.sim.lives import kernel_in, open_root
 Make = Callable[[Parts, int], Kernel]
 LIVES_MAX = 4
 DEAF_S = 30.0
+PASSES_MAX = 60_000
 
 
 @dataclass
@@ -34,10 +35,11 @@ class History:
     roots: list[SessionId] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     lives: int = 0
+    commits: int = 0
 
     def options(self) -> WorldOptions:
         """Return how this life's world is made."""
-        return WorldOptions(ids=self.ids, strict=False)
+        return WorldOptions(ids=self.ids, strict=False, passes_max=PASSES_MAX)
 
     def live(self) -> bool:
         """Run one life; return whether it ended in peace."""
@@ -48,6 +50,7 @@ class History:
         self.problems += check_kept(self.events, events)
         self.problems += check_all(events, at_rest=bool(result.value))
         self.problems += check_projections(self.inner)
+        self.problems += check_restarts(self.events, events)
         if not result.crashed:
             self.problems += [f"life {self.lives}: {problem}" for problem in result.problems]
         self.events = events
@@ -69,6 +72,7 @@ class History:
             await kernel.close()
             await world.clock.sleep(DEAF_S)  # a tool that ignores every cancel ends by itself
             self.problems += check_requests(all_events(self.inner), seen.seen)
+        self.commits = store.commits
         self.problems += ["a commit was tried after a failed one"] if store.after_failure else []
         return kernel.journal.error is None
 
@@ -100,10 +104,37 @@ class History:
             elif act == "interrupt":
                 await kernel.interrupt(root)
             elif root in kernel.supervisor.works:
-                try:
-                    await kernel.steer(root, "also look at the tests")
-                except RetinueError as error:
-                    assert error.code in {"already_ended", "not_found", "store_failed"}
+                await _steer(kernel, root)
+
+
+async def _steer(kernel: Kernel, root: SessionId) -> None:
+    try:
+        await kernel.steer(root, "also look at the tests")
+    except RetinueError as error:
+        if error.code not in {"already_ended", "not_found", "store_failed"}:
+            raise
+
+
+def check_restarts(before: Sequence[Event], after: Sequence[Event]) -> list[str]:
+    """Return each run that a life left open and the next one did anything to but close it for the restart."""
+    open_runs = {fact.run_id for _, fact in _facts(before) if isinstance(fact, RunQueued)}
+    open_runs -= {fact.run_id for _, fact in _facts(before) if isinstance(fact, RunSettled)}
+    children = {fact.child_id for _, fact in _facts(before) if isinstance(fact, RunQueued) and fact.run_id in open_runs}
+    problems = [
+        f"position {event.position}: a step of {event.session_id}, which a crash had cut off"
+        for event, fact in _facts(after[len(before) :])
+        if isinstance(fact, StepOpened) and event.session_id in children
+    ]
+    problems += [
+        f"position {event.position}: {fact.run_id} was open at a crash and reads {fact.status}/{fact.reason}"
+        for event, fact in _facts(after[len(before) :])
+        if isinstance(fact, RunSettled) and fact.run_id in open_runs and fact.reason != "restart"
+    ]
+    return problems
+
+
+def _facts(events: Sequence[Event]) -> list[tuple[Event, AnyFact]]:
+    return [(event, event.fact) for event in events]
 
 
 def _tools(world: World) -> tuple[Tool, ...]:

@@ -164,7 +164,7 @@ class Tale:
     def queue(self, run: str) -> None:
         parent = RUNS[run][1]
         self.add(parent, make(ToolStarted, call_id=f"c_{run[2:]}", name="spawn_agent", arguments={}))
-        spec = RunSpec(prompt=f"task of {RUNS[run][0]}", delivery=DELIVERY[run])  # type: ignore[arg-type]
+        spec = make(RunSpec, prompt=f"task of {RUNS[run][0]}", delivery=DELIVERY[run])
         self.add(parent, RunQueued(**self.run_keys(run), spec=spec))
 
     def start(self, run: str) -> None:
@@ -221,7 +221,7 @@ class Tale:
 
     def wait(self, run: str, kind: str) -> None:
         child, parent = RUNS[run]
-        why = WaitingFor(kind=kind, what="")  # type: ignore[arg-type]
+        why = make(WaitingFor, kind=kind, what="")
         self.add(parent, make(RunWaiting, run_id=run, child_id=child, waiting_for=why, clock_s=1.0))
 
     def resume(self, run: str) -> None:

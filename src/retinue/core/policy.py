@@ -4,8 +4,8 @@ The table is CONTRACT section 3. `standard` is our own; `courier`, `resident`, `
 four systems that Retinue brings together.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, cast
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Value
@@ -359,8 +359,7 @@ def _wrong(key: Key, raw: Any, wanted: str) -> RetinueError:
 def _number(key: Key, raw: Any) -> int | None:
     if raw is None:
         return None
-    if isinstance(raw, str) and raw.isascii() and raw.isdigit():
-        raw = int(raw)
+    raw = _as_number(raw)
     if isinstance(raw, bool) or not isinstance(raw, int) or not key.least <= raw <= NUMBER_MAX:
         raise _wrong(key, raw, f"a whole number from {key.least}, or none")
     return raw
@@ -379,7 +378,7 @@ def _choice(key: Key, raw: Any) -> str:
 
 
 def _several(key: Key, raw: Any) -> tuple[str, ...]:
-    items = raw.split(",") if isinstance(raw, str) else list(raw) if isinstance(raw, list | tuple) else [raw]
+    items: list[Any] = list(raw.split(",")) if isinstance(raw, str) else _items(raw)
     chosen = [str(item).strip() for item in items]
     if any(item not in key.choices for item in chosen):
         raise _wrong(key, raw, f"some of {', '.join(key.choices)}, separated by commas")
@@ -387,14 +386,22 @@ def _several(key: Key, raw: Any) -> tuple[str, ...]:
 
 
 def _wait(key: Key, raw: Any) -> tuple[int, int, int]:
-    items = (
-        raw.strip("[] ").split(",") if isinstance(raw, str) else list(raw) if isinstance(raw, list | tuple) else [raw]
-    )
-    numbers = [int(i) if isinstance(i, str) and i.strip().isdigit() else i for i in items]
+    items: list[Any] = list(raw.strip("[] ").split(",")) if isinstance(raw, str) else _items(raw)
+    numbers = [_as_number(item) for item in items]
     whole = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool)]
     if len(whole) != 3 or len(numbers) != 3 or not 0 < whole[0] <= whole[1] <= whole[2] <= NUMBER_MAX:
         raise _wrong(key, raw, "three rising whole numbers: least,default,most")
     return whole[0], whole[1], whole[2]
+
+
+def _as_number(raw: Any) -> Any:
+    # Plain digits only, and no more than the largest number has: int() raises on "²" and on thousands of digits.
+    text = raw.strip() if isinstance(raw, str) else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(NUMBER_MAX)) else raw
+
+
+def _items(raw: Any) -> list[Any]:
+    return list(cast("Sequence[Any]", raw)) if isinstance(raw, list | tuple) else [raw]
 
 
 def show(value: Any) -> str:
@@ -404,13 +411,13 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(str(item) for item in value)
+        return ",".join(str(item) for item in _items(value))
     return str(value)
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return _items(value) if isinstance(value, tuple) else value
 
 
 def _hard(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_items(value)) if isinstance(value, list) else value

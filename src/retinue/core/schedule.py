@@ -92,21 +92,16 @@ class ScheduleBook:
         """Return how many wait below a root."""
         return self.waiting_by_root[root_id]
 
-    def stands(self, ticket: Ticket, run_id: RunId) -> bool:
-        """Return whether a line's entry is still waited for; others are dropped when they reach the front."""
-        held = self.waiting.get(run_id)
-        return held is not None and held[1] == ticket
-
     def _leave_queue(self, run_id: RunId) -> Seat | None:
         held = self.waiting.pop(run_id, None)
         if held is None:
             return None
-        seat = held[0]
+        seat, ticket = held
         _take_one(self.waiting_by_root, seat.root_id)
         lines = self.lines[seat.root_id]
         line = lines[seat.parent_id]
-        while line and not self.stands(*line[0]):
-            line.popleft()
+        # Found at once by who is admitted; only a cancel far back looks through the line.
+        line.remove((ticket, run_id))
         if not line:
             del lines[seat.parent_id]
         if not lines:
@@ -177,7 +172,7 @@ class Plan:
         heads: list[tuple[Ticket, Seat]] = []
         for line in self._book.lines.get(root_id, {}).values():
             for ticket, run_id in line:
-                if self._book.stands(ticket, run_id) and run_id not in self._gone:
+                if run_id not in self._gone:
                     heads.append((ticket, self._book.waiting[run_id][0]))
                     break
         for seat, ticket in self._joined:

@@ -22,7 +22,7 @@ from retinue.core.events import (
     Usage,
     Value,
 )
-from retinue.core.ids import CallId, LetterId, RunId, SessionId
+from retinue.core.ids import CallId, LetterId, RunId, SessionId, TurnNo
 from retinue.core.run import usage_of_step
 
 
@@ -83,7 +83,7 @@ class Session:
         self.header: Final = header
         self.created_at: Final = created_at
         self.seq = 0
-        self.turns = 0
+        self.turns = TurnNo(0)
         self.requests = 0
         self.children = 0
         self.turn: Turn | None = None

@@ -122,11 +122,11 @@ class State:
                 session.answer(fact)
             case StepClosed():
                 session.close_step(fact)
-                if fact.run_id in self.runs:
+                if fact.run_id is not None and fact.run_id in self.runs:
                     self._set(runs.stepped(self.runs[fact.run_id], fact))
             case ToolFinished():
                 session.finish_call(fact)
-                if fact.run_id in self.runs:
+                if fact.run_id is not None and fact.run_id in self.runs:
                     self._set(runs.went_home(self.runs[fact.run_id], fact))
 
     def _fold_letter(self, session: Session, fact: LetterQueued | LetterAbsorbed) -> None:
@@ -134,7 +134,7 @@ class State:
             session.queue_letter(fact)
             return
         session.absorb(fact)
-        if fact.run_id in self.runs:
+        if fact.run_id is not None and fact.run_id in self.runs:
             self._set(runs.went_home(self.runs[fact.run_id], fact))
 
     def _fold_run(self, session: Session, fact: RunQueued | RunStarted | RunSettled | RunWaiting | RunResumed) -> None:

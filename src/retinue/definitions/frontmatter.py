@@ -1,7 +1,7 @@
 """Markdown with front matter → keys with their lines, and the body; it knows no key's meaning.
 
 Every scalar is text: nothing turns `on`, `0123` or `12:30` into something else, and what a number or a switch is, its
-field decides. YAML is read first. Where that fails, each entry is read for itself, and a `description` (or `tools: *`)
+field decides. YAML is read first. Where that fails, each entry is read for itself, and a `description` (or a lone `*`)
 that is no YAML is taken as it stands, as long as it does not begin like a quoted text: people write colons, quotes
 and `<example>` blocks there.
 """
@@ -19,9 +19,12 @@ from retinue.definitions.diagnostic import Broken
 FILE_BYTES_MAX: Final = 256 * 1024
 FRONT_CHARS_MAX: Final = 32 * 1024
 NESTING_MAX: Final = 20
+BRACKETS_MAX: Final = 200
+"""Opening brackets of a front matter: reading them takes time that grows with their square."""
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 _ENTRY: Final = re.compile(r"^([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*)|[ \t]*)$")
 _FREE_TEXT: Final = frozenset({"description"})
+_STAR: Final = frozenset({"tools", "allowed-tools", "allowed_tools", "spawns"})
 _OPENS: Final = re.compile(r"<example\b")
 _CLOSES: Final = re.compile(r"</example\b")
 
@@ -122,6 +125,8 @@ def _mapping(text: str, first_line: int) -> list[Entry]:
 
 
 def _compose(text: str, first_line: int) -> Any:
+    if text.count("[") + text.count("{") > BRACKETS_MAX:
+        raise Broken(first_line, f"The front matter has more than {BRACKETS_MAX} brackets.", "Use flat values.")
     try:
         return cast("Any", YAML(typ="safe", pure=True)).compose(text)
     except MarkedYAMLError as error:
@@ -195,7 +200,7 @@ def _starts(front: list[str]) -> list[int]:
 def _as_it_stands(lines: list[str], line: int, error: _NoYaml | Broken) -> Entry:
     found = _ENTRY.match(lines[0])
     key, value = (found[1], found[2] or "") if found else ("", "")
-    is_star = value.strip() == "*"
+    is_star = value.strip() == "*" and key.lower() in _STAR
     if not is_star and (key.lower() not in _FREE_TEXT or value[:1] in ("", '"', "'", "|", ">", "[", "{")):
         raise error.broken if isinstance(error, _NoYaml) else error
     return Entry(key=key, value="\n".join([value.strip(), *(text.strip() for text in lines[1:])]).strip(), line=line)

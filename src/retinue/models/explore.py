@@ -11,9 +11,10 @@ import msgspec
 from retinue.core.context import ToolText
 
 FILES_READ_MAX: Final = 6
-FOLDERS_LISTED_MAX: Final = 12
+FOLDERS_LISTED_MAX: Final = 24
 FOLDERS_NAMED_MAX: Final = 6
 READ_LINES: Final = 60
+TELLING_BYTES_MIN: Final = 200
 TELLING_BYTES_MAX: Final = 256 * 1024
 FINDINGS_BYTES_MAX: Final = 2400
 """Bytes of the findings: a result letter holds 900 tokens, which are 2 700 bytes."""
@@ -29,7 +30,7 @@ _CUT: Final = re.compile(r"^\[(\d+) of (?:at least )?(\d+) entries shown")
 _LINES: Final = re.compile(r"^\[lines \d+-(\d+)(?: of (\d+))?[;\]]")
 _BINARY: Final = re.compile(r"^\[binary file of (\d+) bytes")
 _MATCHES: Final = re.compile(r"^\[(\d+) match(?:es)? in (\d+) files searched(.*)\]$")
-_PATH_LIKE: Final = re.compile(r"[/\\`]|\b[\w-]+\.[A-Za-z]")
+_PATH_LIKE: Final = re.compile(r"[/\\`]|\.\w")
 _MARKS: Final = " \t#*/-=<>!\"'%;{}[]()"
 _QUESTION: Final = re.compile(r"^Question: (\w+)", re.MULTILINE)
 
@@ -53,7 +54,7 @@ Answers = Mapping[str, ToolText]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One folder or file of a listing. A folder's path ends with a slash; `size` is bytes or entries, null if unknown."""
+    """One folder or file of a listing. A folder's path ends with a slash; `size` is bytes or entries, or unknown."""
 
     path: str
     size: int | None
@@ -186,12 +187,13 @@ class Explorer:
     def _totals(self) -> str:
         items = self._items()
         files = [item for item in items if not item.is_folder]
-        size = sum(item.size or 0 for item in files)
+        sizes = [item.size for item in files if item.size is not None]
+        size = f", {sum(sizes)} bytes" if len(sizes) == len(files) else ""
         odd = sum(not item.is_plain for item in items)
         beyond = sum(listing.left_out for listing in self._listings.values())
         more = f" {odd} names do not fit on a line and are not written here." if odd else ""
         more += f" {beyond} further entries were not listed." if beyond else ""
-        return f"In sight: {len(files)} files and {len(items) - len(files)} folders, {size} bytes.{more}"
+        return f"In sight: {len(files)} files and {len(items) - len(files)} folders{size}.{more}"
 
     def _read_lines(self) -> list[str]:
         sizes = {item.path: item.size for item in self._items()}
@@ -239,8 +241,8 @@ def _telling(item: Item) -> tuple[int, int, int, str]:
     size = TELLING_BYTES_MAX // 2 if item.size is None else item.size
     kinds = (name.startswith("readme"), name.endswith(DOCUMENTS), name.endswith(SETTINGS), name.endswith(CODE))
     kind = next((rank for rank, matches in enumerate(kinds) if matches), len(kinds))
-    is_poor = size == 0 or size > TELLING_BYTES_MAX
-    return (kind + 10 * is_poor, item.path.count("/"), size, item.path)
+    is_poor = size < TELLING_BYTES_MIN or size > TELLING_BYTES_MAX
+    return (kind + len(kinds) * is_poor, item.path.count("/"), size, item.path)
 
 
 def _evidence(answer: ToolText, size: int | None) -> str:
@@ -265,8 +267,12 @@ def _quote(body: str) -> str:
     for line in body.split("\n")[:20]:
         words = " ".join(line.strip(_MARKS).split())
         if len(words) >= 4 and not line.startswith("#!"):
-            return "" if _PATH_LIKE.search(words) else words[:QUOTE_CHARS_MAX].replace('"', "'")
+            return "" if _PATH_LIKE.search(words) else _shortened(words.replace('"', "'"))
     return ""
+
+
+def _shortened(words: str) -> str:
+    return words if len(words) <= QUOTE_CHARS_MAX else words[:QUOTE_CHARS_MAX].rpartition(" ")[0] + " …"
 
 
 def _reason(text: str) -> str:

@@ -7,7 +7,7 @@ reported: every request counts as `unreported`, as for any model that reports no
 """
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -19,7 +19,7 @@ from retinue.models.survey import REMARK, Outcome, Part, divide, report
 from retinue.ports import Delta, Finish, FinishCall, ModelRequest
 
 _LETTER: Final = re.compile(r"Message Type: (\w+)\nTask name: [^\n]*\nSender: ([^\n]*)\nPayload:\n")
-_LIST: Final = Ask("list_dir", {"path": "."})
+_LIST: Final = Ask("list_dir", {"path": ".", "depth": 2})
 _UNFINISHED: Final = "The task did not finish ("
 _HEAD_CHARS: Final = 600
 
@@ -35,7 +35,7 @@ class Reply:
 class OfflineModel:
     """A model of fixed rules behind the `Model` port."""
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish, None]:
         """Yield the answer line by line, then its one `Finish`."""
         reply = root_reply(request) if request.root else child_reply(request)
         for line in reply.text.splitlines(keepends=True):

@@ -293,7 +293,9 @@ def _short(where: str, line: Mapping[str, Any]) -> Reply:
     if line.get("delay_ms"):
         actions.append(Wait(delay_ms=_amount(where, "delay_ms", line["delay_ms"])))
     error = _string(where, line, "error")
-    if error and line.get("status") is not None:
+    if not error and (line.get("status") is not None or line.get("retry_after_s") is not None):
+        raise _bad(where, "status and retry_after_s belong to an error")
+    if line.get("status") is not None:
         actions.append(_http(where, line, error))
     else:
         actions += [Chunk(text=json.dumps(body, ensure_ascii=False)) for body in _bodies(where, line, error)]

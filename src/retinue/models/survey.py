@@ -88,10 +88,10 @@ def divide(listing: Listing) -> list[Part]:
 
 def _units(listing: Listing) -> list[_Group]:
     """Return what can be given away: each folder, and the files in one piece, or in more where folders are few."""
-    items = [item for item in listing.items if item.is_plain and not _is_passed_over(item)]
+    items = [item for item in _top(listing) if item.is_plain and not _is_passed_over(item)]
     folders = [item for item in items if item.is_folder]
     files = [item.path for item in items if not item.is_folder]
-    units = [_Group([item.path], 0, 1 + (item.size or 0)) for item in folders]
+    units = [_Group([item.path], 0, _weight(item, listing)) for item in folders]
     pieces = min(len(files), max(1, PARTS_MIN - len(folders)))
     for number in range(pieces):
         chunk = files[number * len(files) // pieces : (number + 1) * len(files) // pieces]
@@ -99,15 +99,27 @@ def _units(listing: Listing) -> list[_Group]:
     return units
 
 
+def _top(listing: Listing) -> list[Item]:
+    """Return the top level of a listing of two levels."""
+    return [item for item in listing.items if "/" not in item.path.rstrip("/")]
+
+
+def _weight(folder: Item, listing: Listing) -> int:
+    """Return how many entries a folder has as far as two levels show."""
+    inner = [item.size or 0 for item in listing.items if item.is_folder and item.path.startswith(folder.path)]
+    return 1 + sum(inner)
+
+
 def _is_passed_over(item: Item) -> bool:
     return item.is_folder and item.path.rstrip("/") in PASSED_OVER
 
 
 def _part(group: _Group) -> Part:
-    first = group.paths[0]
+    first = group.paths[0].rstrip("/")
     rest = len(group.paths) + group.beyond - 1
-    name = first.rstrip("/")[:NAME_CHARS_MAX] + (f" +{rest}" if rest else "")
-    return Part(name, "everything", tuple(group.paths), group.beyond)
+    name = first if len(first) <= NAME_CHARS_MAX else first[:NAME_CHARS_MAX] + "…"
+    paths = tuple(group.paths[:PATHS_PER_PART_MAX])
+    return Part(f"{name} +{rest}" if rest else name, "everything", paths, rest + 1 - len(paths))
 
 
 def _with_names_apart(parts: list[Part]) -> list[Part]:
@@ -133,17 +145,17 @@ def report(listing: Listing, outcomes: list[Outcome]) -> str:
 
 
 def _overview(listing: Listing, outcomes: list[Outcome]) -> list[str]:
-    folders = [item for item in listing.items if item.is_folder]
-    files = len(listing.items) - len(folders)
-    if not listing.items:
-        lines = ["- The folder holds no files and no folders."]
+    top = _top(listing)
+    folders = [item for item in top if item.is_folder]
+    if listing.items:
+        cut = f"; {listing.left_out} more of {listing.total} entries were not listed" if listing.left_out else ""
+        lines = [f"- On the top level: {len(folders)} folders and {len(top) - len(folders)} files{cut}."]
     else:
-        of = f", {listing.left_out} more of {listing.total} entries were not listed" if listing.left_out else ""
-        lines = [f"- On the top level: {len(folders)} folders and {files} files{of}."]
+        lines = ["- The folder holds no files and no folders."]
     passed = [f"`{item.path}`" for item in folders if _is_passed_over(item)]
     if passed:
         lines.append(f"- Not looked into, because tools made them: {', '.join(passed)}.")
-    odd = sum(not item.is_plain for item in listing.items)
+    odd = sum(not item.is_plain for item in top)
     if odd:
         lines.append(f"- {odd} names do not fit on a line (line breaks, control characters) and are not written here.")
     own = sum(outcome.by == "" for outcome in outcomes)
@@ -164,6 +176,8 @@ def _section(outcome: Outcome, found: dict[str, str], refused: dict[str, str]) -
     evidence = [f"- `{path}`: {what}" for path, what in named if not what.startswith("not read")]
     for path, what in named:
         (refused if what.startswith("not read") else found)[path] = what
+    if outcome.part.beyond:
+        lines.append(f"{outcome.part.beyond} more entries of this part were not looked at.")
     return [*lines, "", *(evidence or ["No file was read here."])]
 
 

@@ -15,7 +15,7 @@ from retinue.core.ids import CallId, RunId, SessionId
 from retinue.ports import Definitions, Executor, Ids, Models
 from retinue.runtime.journal import Journal
 from retinue.runtime.prompt import blob, environment
-from retinue.runtime.toolset import Toolset
+from retinue.runtime.toolset import SPAWN, Toolset
 
 NAME_MAX_CHARS: Final = 64
 PROMPT_MAX_CHARS: Final = 200_000
@@ -66,6 +66,7 @@ class Delegation:
         policy = self._journal.state.policy(header.root_id)
         _require_depth(header, request.max_depth)
         definition = await self._definition(request.agent, header.cwd)
+        _require_spawnable(header.definition, definition)
         cwd = await self._executor.run(_inside, header.cwd, request.cwd)
         model = self._model(request, definition, header)
         world = blob(environment(cwd, header.depth + 1).encode())
@@ -119,13 +120,13 @@ class Delegation:
         allowed = known if mine.tools is None else list(mine.tools)
         delegating = mine.may_delegate
         if definition is not None:
-            delegating = delegating and bool(definition.spawns)
+            delegating = delegating and bool(definition.spawns) and SPAWN not in definition.disallowed_tools
             if definition.tools is not None:
                 allowed = [name for name in allowed if name in definition.tools]
             allowed = [name for name in allowed if name not in definition.disallowed_tools]
         if request.tools is not None:
             self._require_known(request.tools)
-            delegating = delegating and "spawn_agent" in request.tools
+            delegating = delegating and SPAWN in request.tools
             allowed = [name for name in allowed if name in request.tools]
         untouched = mine.tools is None and allowed == known
         caps = [cap for cap in (mine.max_depth, request.max_depth) if cap is not None]
@@ -168,6 +169,18 @@ def _require_supported(request: SpawnRequest) -> None:
             "invalid", f"The prompt has more than {PROMPT_MAX_CHARS} characters.", "Name files instead of quoting them."
         )
     _require_positive(request)
+
+
+def _require_spawnable(mine: Snapshot | None, wanted: Snapshot | None) -> None:
+    """A role delegates only to the roles that its definition's `spawns` names; `*` is any, also none."""
+    if mine is None or "*" in mine.spawns:
+        return
+    names = {wanted.name, wanted.ref} if wanted is not None else set[str]()
+    if not names & set(mine.spawns):
+        asked = "a child without a role" if wanted is None else f"the role {wanted.name!r}"
+        raise RetinueError(
+            "denied", f"The role {mine.name!r} may not delegate to {asked}.", f"It may use: {', '.join(mine.spawns)}."
+        )
 
 
 def _require_positive(request: SpawnRequest) -> None:

@@ -68,7 +68,7 @@ class Turn:
         return waiter
 
     async def interrupt(self) -> bool:
-        """Stop the turn and its children as the policy says; return, once it is closed, whether there was one to stop."""
+        """Stop the turn and its children; return, once it is closed, whether there was one to stop."""
         return await self._kernel.interrupt(self.session_id)
 
     async def __aiter__(self) -> AsyncIterator[Event | LiveDelta]:
@@ -127,7 +127,7 @@ class Session:
         return Turn(self._kernel, self.session_id, text, deltas=deltas)
 
     async def steer(self, text: str) -> None:
-        """Say something into the open turn; it is shown at the next step. Raises `already_ended` without an open turn."""
+        """Say something into the open turn, shown at the next step; raise `already_ended` without an open turn."""
         await self._kernel.steer(self.session_id, text)
 
 

@@ -35,7 +35,7 @@ class Mailboxes:
             self.wake(session_id)
 
     async def until(self, session_id: SessionId, is_so: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Return True once `is_so`, or False when `timeout_s` seconds passed first; raise `store_failed` if that came."""
+        """Return True once `is_so`, False when `timeout_s` seconds passed first; raise `store_failed` if that came."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while not is_so():

@@ -1,10 +1,10 @@
-"""Spawns, cancels, waits for and reads runs, for tools, Python and every other door; it runs no body and keeps no state.
+"""Spawns, cancels, waits for and reads runs, for every door; it runs no body and keeps no state.
 
 Each entry checks that the caller owns what it names: unknown and foreign ids get the same answer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
@@ -166,7 +166,7 @@ class Scheduler:
         return in_time
 
     @asynccontextmanager
-    async def waiting(self, work: Work, call_id: CallId | None = None) -> AsyncIterator[None]:
+    async def waiting(self, work: Work, call_id: CallId | None = None) -> AsyncGenerator[None, None]:
         """Mark that an activity of a turn only waits for its own descendants: no slot, no place in the tool pool."""
         if call_id is not None:
             work.leave_place(call_id)

@@ -10,6 +10,7 @@ from retinue.core.decide.turns import OpenStep, decide_open_step
 from retinue.core.events import MessageAssistant, StepClosed, ToolCall, Usage
 from retinue.core.ids import CallId, StepNo
 from retinue.core.session import Session
+from retinue.core.text import clean
 from retinue.ports import Delta, Finish, FinishCall, Ids, LiveDelta, Model, ModelRequest, Models, ToolSchema
 from retinue.runtime.bus import Bus
 from retinue.runtime.journal import Journal
@@ -160,19 +161,6 @@ def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     if not raw.strip():
         return {}, None
     try:
-        value = msgspec.json.decode(raw)
+        return msgspec.json.decode(raw, type=dict[str, Any]), None
     except msgspec.DecodeError:
         return {}, raw
-    if not isinstance(value, dict):
-        return {}, raw
-    arguments: dict[str, Any] = value
-    return arguments, None
-
-
-def clean(text: str) -> str:
-    """Return text that can be stored as UTF-8: lone surrogates become replacement characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -1,6 +1,7 @@
-"""Starts bodies, waits for them, turns their endings into settlements; the task that runs a child never settles it (law 2).
+"""Starts bodies, waits for them, settles them; the task that runs a child never settles it (law 2).
 
-Cancel reaches only the body: once, again after a grace, then the body is given up, its slot freed and a warning names it.
+Cancel reaches only the body: once, again after a grace, then the body is given up, its slot is freed and a warning
+names it.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ class Supervisor:
             self.stop(work.session_id, SHUTDOWN)
 
     def stop(self, session_id: SessionId, ending: Ending) -> bool:
-        """Stop a turn and, at once, everything below it; return whether there was one to stop. The first reason stays."""
+        """Stop a turn and at once everything below it; return whether there was one. The first reason stays."""
         work = self.works.get(session_id)
         if work is None or work.stop is not None:
             return work is not None
@@ -159,7 +160,8 @@ class Supervisor:
     def _abandon(self, work: Work, body: "asyncio.Task[Ending]") -> Ending:
         self._given_up[body] = None
         body.add_done_callback(self._gone)
-        text = f"The body of {work.session_id} did not stop when told twice and was given up; last tool: {work.tool or 'none'}."
+        tool = work.tool or "none"
+        text = f"The body of {work.session_id} did not stop when told twice and was given up; its last tool: {tool}."
         self._journal.submit(decide_warn, Warn(session_id=work.session_id, code="detached", text=text))
         return self._with_stream(work, work.stop or SHUTDOWN)
 
@@ -212,7 +214,9 @@ def _outcome(work: Work, body: "asyncio.Task[Ending]") -> Ending:
         return work.stop or Ending(status="failed", reason="internal", detail="The turn's body cancelled itself.")
     error = body.exception()
     if error is None:
-        return body.result()
+        ending = body.result()
+        # A body that swallowed the cancel and says later that its request failed was stopped all the same.
+        return work.stop if work.stop is not None and ending.status != "completed" else ending
     if isinstance(error, RetinueError):
         if error.code == "store_failed":
             raise error

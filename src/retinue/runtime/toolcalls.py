@@ -14,7 +14,7 @@ from retinue.core.decide.base import Decision, call_output_id
 from retinue.core.errors import RetinueError
 from retinue.core.events import AnyFact, StoredOutput, ToolCall, ToolFinished, ToolStarted
 from retinue.core.ids import CallId, SessionId
-from retinue.core.mailbox import fit_chars
+from retinue.core.text import clean, fit_chars
 from retinue.ports import Executor, Tool, ToolResult
 from retinue.runtime.journal import Journal
 from retinue.runtime.scheduler import Scheduler
@@ -98,12 +98,7 @@ class ToolCalls:
         session = self._journal.state.sessions[work.session_id]
         try:
             tool = self._tools.find(call.name, session, self._journal.state.policy(work.root_id))
-            if call.invalid is not None:
-                raise RetinueError(
-                    "invalid",
-                    f"The arguments of {call.name} are not a JSON object: {fit_chars(call.invalid, ECHO_MAX_CHARS)[0]}",
-                    "Call it again with one JSON object.",
-                )
+            _require_object(call)
         except RetinueError as refusal:
             self._answer(work, call.call_id, _refused(refusal))
             return None
@@ -129,10 +124,12 @@ class ToolCalls:
 
     def _answer(self, work: Work, call_id: CallId, result: ToolResult) -> None:
         work.require_live()
-        text, cut = fit_chars(result.text, RESULT_MAX_CHARS)
+        whole = clean(result.text)
+        text, cut = fit_chars(whole, RESULT_MAX_CHARS)
         output_id = call_output_id(call_id) if cut else None
         if output_id is not None:
-            text += f'\n…[cut: {RESULT_MAX_CHARS} of {len(result.text)} characters; the whole text: read_agent_output with id "{output_id}"]'
+            shown = f"{RESULT_MAX_CHARS} of {len(whole)} characters"
+            text += f'\n…[cut: {shown}; the whole text: read_agent_output with id "{output_id}"]'
         fact = ToolFinished(
             call_id=call_id,
             outcome=result.outcome,
@@ -142,12 +139,15 @@ class ToolCalls:
             output_id=output_id,
             run_id=result.run_id,
         )
-        kept = (
-            ()
-            if output_id is None
-            else (StoredOutput(output_id=output_id, session_id=work.session_id, text=result.text),)
-        )
+        kept = () if output_id is None else (StoredOutput(output_id=output_id, session_id=work.session_id, text=whole),)
         self._journal.append(work.session_id, [fact], Decision(outputs=kept))
+
+
+def _require_object(call: ToolCall) -> None:
+    if call.invalid is not None:
+        echo = fit_chars(call.invalid, ECHO_MAX_CHARS)[0]
+        detail = f"The arguments of {call.name} are not a JSON object: {echo}"
+        raise RetinueError("invalid", detail, "Call it again with one JSON object.")
 
 
 async def _execute(ready: Prepared, context: CallContext) -> ToolResult:

@@ -90,4 +90,4 @@ class TurnLoop:
 
 
 def _reason_for_a_step(session: Session) -> bool:
-    return bool(session.waiting_input) or ends_hold(dict(session.mail), runs_open=bool(session.open_runs))
+    return bool(session.waiting_input) or ends_hold(session.mail, runs_open=bool(session.open_runs))

@@ -3,6 +3,12 @@
 -- name: version
 PRAGMA user_version;
 
+-- name: sqlite
+SELECT sqlite_version();
+
+-- name: quick_check
+PRAGMA quick_check(1);
+
 -- name: count_tables
 SELECT count(*) FROM sqlite_schema;
 

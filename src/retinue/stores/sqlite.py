@@ -133,6 +133,15 @@ class SQLiteStore:
         stored_id, session_id, text = found[0]
         return StoredOutput(output_id=stored_id, session_id=session_id, text=text)
 
+    def check(self) -> str | None:
+        """Return what is damaged in the file's structure, in SQLite's words; null when nothing is. Reads all of it."""
+        found = str(self._reader.value("quick_check"))
+        return None if found == "ok" else found
+
+    def versions(self) -> tuple[str, int]:
+        """Return SQLite's version and the schema's."""
+        return str(self._reader.value("sqlite")), int(self._reader.value("version"))
+
     def close(self) -> None:
         """Close the files; idempotent."""
         self._reader.close()

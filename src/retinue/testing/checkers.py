@@ -132,6 +132,7 @@ def check_projections(store: Store, rebuild: Callable[[Iterable[Event]], Rows] =
     wanted = {
         session_id: msgspec.structs.replace(row, updated_at=ends[session_id][0], stored_events=ends[session_id][1])
         for session_id, row in sessions.items()
+        if session_id in ends
     }
     # The place in the queue is counted when a row is read.
     shown = {run.run_id: msgspec.structs.replace(run, queue_position=None) for run in all_runs(store)}

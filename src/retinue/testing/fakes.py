@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
 from retinue.core.events import Usage, Value
@@ -157,7 +157,7 @@ class RecordingModel:
         """The requests alone."""
         return [seen.request for seen in self.seen]
 
-    def stream(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         """Record the request and pass it on."""
         position = self._position() if self._position is not None else None
         self.seen.append(Seen(request=request, position=position))
@@ -209,7 +209,7 @@ class WorldModel:
         self._delay_max_s = delay_max_s
         self._arguments: Mapping[str, Mapping[str, Any]] = {} if arguments is None else arguments
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         """Yield the answer in pieces, in virtual time."""
         rng = random.Random(f"{self._seed}/{request.session_id}/{request.number}")
         await self._clock.sleep(rng.random() * self._delay_max_s)
@@ -230,7 +230,9 @@ class WorldModel:
 
     def _calls(self, request: ModelRequest, rng: random.Random) -> tuple[FinishCall, ...]:
         names = [tool.name for tool in request.tools]
-        if not names or _steps(request.messages) >= self._steps_max or rng.random() < 0.25:
+        # A root begins with calls: a world in which nobody is asked for anything shows nothing.
+        stops = rng.random() < 0.25 and not (request.root and request.number == 1)
+        if not names or _steps(request.messages) >= self._steps_max or stops:
             return ()
         runs, spawned = _known(request.messages)
         calls: list[FinishCall] = []

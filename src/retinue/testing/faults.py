@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, Final, Literal
 
 import msgspec
@@ -207,12 +207,12 @@ class FaultyModel:
         self._choose = choose
         self._clock = clock
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         """Yield what the inner model says, or the fault."""
         fault = self._choose(request)
         if fault is not None:
             self.made.append((request.session_id, request.number, fault))
-        async with _closing(self._source(fault, request)) as pieces:
+        async with aclosing(self._source(fault, request)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -220,12 +220,12 @@ class FaultyModel:
         """Close the inner model."""
         await self._inner.aclose()
 
-    def _source(self, fault: Fault | None, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    def _source(self, fault: Fault | None, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         if fault is None:
             return self._inner.stream(request)
         if fault in INSTEAD:
             return _only(INSTEAD[fault])
-        sources: dict[Fault, Callable[[ModelRequest], AsyncIterator[Delta | Finish]]] = {
+        sources: dict[Fault, Callable[[ModelRequest], AsyncGenerator[Delta | Finish]]] = {
             "error_after": self._error_after,
             "hang": self._hang,
             "slow_stop": self._slow_stop,
@@ -234,9 +234,9 @@ class FaultyModel:
         }
         return sources[fault](request)
 
-    async def _error_after(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def _error_after(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         text = "half a"
-        async with _closing(self._inner.stream(request)) as pieces:
+        async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Delta) and piece.kind == "text":
                     text = piece.text
@@ -244,11 +244,11 @@ class FaultyModel:
         yield Delta(kind="text", text=text)
         yield Finish(reason="error", text=text, error="The provider failed in mid-answer.", status=500)
 
-    async def _hang(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def _hang(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         yield Delta(kind="text", text=f"thinking about {request.number}")
         await _forever()
 
-    async def _slow_stop(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def _slow_stop(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         text = f"still at {request.number}"
         yield Delta(kind="text", text=text)
         try:
@@ -257,14 +257,14 @@ class FaultyModel:
             await self._clock.sleep(SLOW_STOP_S)
         yield Finish(reason="incomplete", text=text, error="The stream stopped without a finish.")
 
-    async def _no_usage(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
-        async with _closing(self._inner.stream(request)) as pieces:
+    async def _no_usage(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
+        async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield msgspec.structs.replace(piece, usage=None) if isinstance(piece, Finish) else piece
 
-    async def _reset(self, request: ModelRequest) -> AsyncIterator[Delta | Finish]:
+    async def _reset(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
         texts: list[str] = []
-        async with _closing(self._inner.stream(request)) as pieces:
+        async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Finish):
                     break
@@ -286,7 +286,7 @@ INSTEAD: Final[dict[Fault, Finish]] = {
 """Faults that are one finish instead of the model's answer; none reports usage."""
 
 
-async def _only(finish: Finish) -> AsyncIterator[Delta | Finish]:
+async def _only(finish: Finish) -> AsyncGenerator[Delta | Finish]:
     if finish.text:
         yield Delta(kind="text", text=finish.text)
     yield finish
@@ -294,17 +294,6 @@ async def _only(finish: Finish) -> AsyncIterator[Delta | Finish]:
 
 async def _forever() -> None:
     await asyncio.get_running_loop().create_future()
-
-
-@asynccontextmanager
-async def _closing(pieces: AsyncIterator[Delta | Finish]) -> AsyncGenerator[AsyncIterator[Delta | Finish]]:
-    """Close a stream that is left early; a plain iterator has nothing to close."""
-    try:
-        yield pieces
-    finally:
-        close = getattr(pieces, "aclose", None)
-        if close is not None:
-            await close()
 
 
 class WorldPlan(Value):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 STILL_PASSES_MAX: Final = 10_000
 """Passes of a world without time moving, before it counts as a livelock (DESIGN section 7)."""
-PASSES_MAX: Final = 1_000_000
+PASSES_MAX: Final = 200_000
 """Passes of a world at all."""
 PRUNE_TASKS_MIN: Final = 256
 """How many tasks are held before those that are done are let go."""

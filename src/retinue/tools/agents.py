@@ -1,4 +1,4 @@
-"""The tools with which a model delegates: spawn, list, wait, read, cancel; each is parse → one call on the scheduler."""
+"""The tools with which a model delegates: spawn, list, wait, read, cancel; each parses and makes one call."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -54,12 +54,19 @@ class IdParameters(msgspec.Struct, kw_only=True):
 class _AgentTool:
     """What the five have in common."""
 
-    exclusive: Final = False
-    group: Final = "agents"
-
     def __init__(self, kernel: Kernel, name: str, parameters: type[msgspec.Struct]) -> None:
         self._kernel = kernel
         self._schema = tool_schema(name, parameters)
+
+    @property
+    def exclusive(self) -> bool:
+        """They run side by side."""
+        return False
+
+    @property
+    def group(self) -> Literal["agents"]:
+        """Offered as `rights.delegating_profiles` says."""
+        return "agents"
 
     @property
     def schema(self) -> ToolSchema:

@@ -62,7 +62,7 @@ class GrepParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
     """What was searched so far and why the search ended early."""
 
     lines: list[str] = field(default_factory=list[str])
@@ -71,13 +71,15 @@ class _Tally:
     binary: int = 0
     unreadable: int = 0
     cut: int = 0
+    runs: int = 0
+    """Batches that were searched; even without a file there is one, which checks the pattern."""
     stopped: str = ""
 
 
 def grep(workspace: Workspace, ask: GrepParameters) -> str:
     """Return the matching lines as `path:line: text`, and in a last line what was searched. Blocks."""
-    tally = _Tally()
-    search = _Search(workspace, ask, tally)
+    tally = Tally()
+    search = Search(workspace, ask, tally)
     with workspace.open(ask.path) as place:
         found = search.in_folder(place) if place.is_folder else search.in_file(place)
         batch: list[tuple[str, str]] = []
@@ -91,19 +93,20 @@ def grep(workspace: Workspace, ask: GrepParameters) -> str:
             if tally.stopped:
                 break
         search.match(batch)
-    return "\n".join([*tally.lines, _footer(tally)])
+    return "\n".join([*tally.lines, footer(tally)])
 
 
-class _Search:
+class Search:
     """One search: its time, its filter, its tally."""
 
-    def __init__(self, workspace: Workspace, ask: GrepParameters, tally: _Tally) -> None:
+    def __init__(self, workspace: Workspace, ask: GrepParameters, tally: Tally) -> None:
         self.workspace: Final = workspace
         self.ask: Final = ask
         self.tally: Final = tally
         self.ends_at: Final = time.monotonic() + GREP_TIME_MAX_S
 
     def in_file(self, place: Place) -> Iterator[tuple[str, str]]:
+        """Yield the path and the text of one open file, nothing where it is binary."""
         text = self._text(place)
         if text is not None:
             yield place.shown, text
@@ -172,8 +175,9 @@ class _Search:
     def match(self, batch: list[tuple[str, str]]) -> None:
         """Search a batch of texts in a process that ends with the time; keep what it found until then."""
         left = self.ends_at - time.monotonic()
-        if not batch or len(self.tally.lines) >= MATCHES_MAX:
+        if self.tally.runs and (not batch or len(self.tally.lines) >= MATCHES_MAX):
             return
+        self.tally.runs += 1
         job = {
             "pattern": self.ask.pattern,
             "ignore_case": self.ask.ignore_case,
@@ -197,16 +201,20 @@ class _Search:
 
 def _run_matcher(job: bytes, timeout_s: float) -> tuple[str, bool]:
     """Return what the matcher printed and whether it came to its end."""
-    command = [sys.executable, "-I", "-S", "-c", _matcher_source()]
+    command = [sys.executable, "-I", "-S", "-c", matcher_source()]
     try:
         done = subprocess.run(command, input=job, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603 - our own source
     except subprocess.TimeoutExpired as late:
         return (late.stdout or b"").decode("ascii", "replace"), False
+    except OSError as error:
+        cause = f"The search cannot start {sys.executable!r}: {error.strerror}."
+        raise RetinueError("unsupported", cause, "Read files instead, or repair the Python installation.") from error
     return done.stdout.decode("ascii", "replace"), done.returncode == 0
 
 
 @cache
-def _matcher_source() -> str:
+def matcher_source() -> str:
+    """Return the program that searches, as text for a bare interpreter."""
     return resources.files("retinue.tools").joinpath("matcher.py").read_text(encoding="utf-8")
 
 
@@ -235,7 +243,8 @@ def _window(line: str, start: int, end: int) -> str:
     return f"{'…' if begin else ''}{line[begin:stop]}{'…' if stop < len(line) else ''}"
 
 
-def _footer(tally: _Tally) -> str:
+def footer(tally: Tally) -> str:
+    """Return the last line of an answer: how much was searched, what was not, why it ended."""
     skipped = [
         f"{tally.binary} binary" if tally.binary else "",
         f"{tally.unreadable} unreadable" if tally.unreadable else "",

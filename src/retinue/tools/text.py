@@ -27,17 +27,16 @@ def read_bytes(fd: int, bytes_max: int) -> tuple[bytes, bool]:
 def skip_lines(fd: int, lines: int, bytes_max: int) -> int:
     """Move behind that many lines, looking at no more than `bytes_max` bytes; return how many were passed."""
     passed, at = 0, 0
+    ends_open = False
     while passed < lines and at < bytes_max:
         chunk = os.read(fd, _CHUNK_BYTES)
         if not chunk:
+            passed += ends_open
             break
         here = chunk.count(b"\n")
-        if passed + here >= lines:
-            at += _end_of_line(chunk, lines - passed)
-            passed = lines
-        else:
-            at += len(chunk)
-            passed += here
+        ends_open = not chunk.endswith(b"\n")
+        at += len(chunk) if passed + here < lines else _end_of_line(chunk, lines - passed)
+        passed = min(lines, passed + here)
     os.lseek(fd, at, os.SEEK_SET)
     return passed
 

@@ -89,15 +89,9 @@ def read_file(workspace: Workspace, ask: ReadParameters) -> str:
         passed = skip_lines(place.fd, ask.offset - 1, SKIP_BYTES_MAX)
         data, whole = read_bytes(place.fd, READ_BYTES_MAX)
     if passed < ask.offset - 1:
-        return f"[nothing at line {ask.offset}: {_few_lines(passed, data)}]"
+        reached = "only the first {} lines can be reached" if data else "the file has {} lines"
+        return f"[nothing at line {ask.offset}: {reached.format(passed)}]"
     return _page(ask, *decode(data), whole)
-
-
-def _few_lines(passed: int, data: bytes) -> str:
-    count = passed + (1 if data else 0)
-    return (
-        f"the file has {count} lines" if len(data) < READ_BYTES_MAX else f"only the first {count} lines can be reached"
-    )
 
 
 def _page(ask: ReadParameters, text: str, is_utf8: bool, whole: bool) -> str:  # noqa: FBT001 - both come from `decode` and `read_bytes`

@@ -18,10 +18,11 @@ from retinue.core.events import (
     Value,
 )
 from retinue.core.ids import CallId, Digest, LetterId, OutputId, RunId, SessionId
-from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES, QUIET_REASONS, fit_bytes, result_letter
+from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES, QUIET_REASONS, result_letter
 from retinue.core.run import Run
 from retinue.core.session import Session, Turn
 from retinue.core.state import State
+from retinue.core.text import fit_bytes
 
 UNKNOWN_OUTCOME: Final = "The outcome of this call is unknown: the turn ended while it ran. It may have had effects."
 
@@ -135,7 +136,8 @@ def close_turn(session: Session, turn: Turn, ending: Ending) -> Closing:
     drafts = _close_step(session, turn, ending)
     drafts += [_draft(session, unknown_outcome(call_id)) for call_id in session.open_calls]
     completed = ending.status == "completed"
-    text = turn.last_text if completed else ending.streamed or turn.last_text
+    streamed = ending.streamed if not completed and ending.streamed.strip() else ""
+    text = streamed or turn.last_text
     tree = turn.usage.plus(turn.children_usage)
     usage = turn.usage
     if turn.step_open is not None:
@@ -185,17 +187,24 @@ def unknown_outcome(call_id: CallId) -> ToolFinished:
     return ToolFinished(call_id=call_id, outcome="unknown", code=None, text=UNKNOWN_OUTCOME)
 
 
-def owed_letters(state: State, session: Session) -> list[Draft]:
-    """Return letters for results that a call of this turn awaited and never got: a settlement goes home once."""
+def owed_letters(state: State, session: Session) -> tuple[list[Draft], list[StoredOutput]]:
+    """Return letters for results that a call of this turn awaited and never got, and the texts that they cut.
+
+    A settlement goes home once (CONTRACT section 2).
+    """
     drafts: list[Draft] = []
+    outputs: list[StoredOutput] = []
     for run_id in session.not_home:
         run = state.runs[run_id]
         letter_id = result_letter_id(run_id)
         awaited = run.spec.delivery == "await" and run.result_state == "stored"
         if awaited and letter_id not in session.mail:
-            letter, _ = settled_letter(state, run, run.output or run.partial or "")
+            text = run.output or run.partial or ""
+            letter, cut = settled_letter(state, run, text, was_cut=run.output_cut)
             drafts.append(letter)
-    return drafts
+            if cut and run.output_id is None:
+                outputs.append(StoredOutput(output_id=result_output_id(run_id), session_id=run.parent_id, text=text))
+    return drafts, outputs
 
 
 def result_letter_id(run_id: RunId) -> LetterId:
@@ -213,10 +222,10 @@ def call_output_id(call_id: CallId) -> OutputId:
     return OutputId("o_" + call_id[2:])
 
 
-def settled_letter(state: State, run: Run, whole: str) -> tuple[Draft, bool]:
-    """Return the result letter of a settled run, and whether it cut the text."""
+def settled_letter(state: State, run: Run, text: str, *, was_cut: bool = False) -> tuple[Draft, bool]:
+    """Return the result letter of a settled run, and whether it holds less than the whole text."""
     tokens_max = state.policy(run.root_id).number("result.notice_max_tokens")
-    letter = result_letter(run, whole, tokens_max)
+    letter = result_letter(run, text, tokens_max, was_cut=was_cut)
     fact = LetterQueued(
         letter_id=result_letter_id(run.run_id),
         kind="result",

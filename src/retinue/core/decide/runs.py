@@ -19,6 +19,7 @@ from retinue.core.decide.base import (
     close_turn,
     judge_empty,
     open_session,
+    open_turn_of,
     owed_letters,
     result_output_id,
     settled_letter,
@@ -42,13 +43,14 @@ from retinue.core.events import (
     WaitingFor,
 )
 from retinue.core.ids import CallId, Digest, RunId, SessionId, TurnNo
-from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES, fit_bytes, fit_chars
+from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES
 from retinue.core.policy import Policy
 from retinue.core.run import Run, run_fact_keys, working_s
 from retinue.core.run import queued as run_as_queued
 from retinue.core.schedule import Plan, Seat
 from retinue.core.session import Session
 from retinue.core.state import State
+from retinue.core.text import fit_bytes, fit_chars
 
 CHILDREN = WaitingFor(kind="children", what="its own children")
 SLOT = WaitingFor(kind="slot", what="a free slot")
@@ -244,17 +246,15 @@ def _start(state: State, run: Run, stamp: Stamp) -> list[Draft]:
     turn = TurnNo(1)
     opened = TurnOpened(turn=turn, root_run_id=run.root_run_id, cause="prompt", run_id=run.run_id)
     task = MessageUser(turn=turn, text=spec.prompt, source="agent", sender_id=run.parent_id)
-    started = RunStarted(
-        **{
-            **run_fact_keys(run),
-            "status": "running",
-            "started_at": stamp.wall,
-            "queued_s": max(0.0, stamp.clock_s - run.clock_s),
-            "waiting_for": None,
-            "queue_position": None,
-            "clock_s": stamp.clock_s,
-        }
-    )
+    changes: dict[str, Any] = {
+        "status": "running",
+        "started_at": stamp.wall,
+        "queued_s": max(0.0, stamp.clock_s - run.clock_s),
+        "waiting_for": None,
+        "queue_position": None,
+        "clock_s": stamp.clock_s,
+    }
+    started = RunStarted(**run_fact_keys(msgspec.structs.replace(run, **changes)))
     child = run.session_id
     return [
         Draft(session_id=child, fact=_child_header(state, run)),
@@ -297,17 +297,15 @@ def decide_settle(state: State, command: Settle) -> Decision:
     run = state.runs.get(command.run_id)
     if run is None or run.status != "running":
         return Decision(value=run)
-    child = state.sessions[run.session_id]
-    turn = child.turn
-    if turn is None:
-        return Decision(value=run)
+    child, turn = open_turn_of(state, run.session_id)
     ending = command.ending
     if ending.status == "completed" and not ending.final and owes_a_step(child):
         return Decision(value=AGAIN)
     ending = judge_empty(state, child, ending)
     closing = close_turn(child, turn, ending)
-    letters = owed_letters(state, child)
-    return _settlement(state, run, (ending, closing, (*letters, *closing.drafts)), command.stamp)
+    letters, outputs = owed_letters(state, child)
+    decision = _settlement(state, run, (ending, closing, (*letters, *closing.drafts)), command.stamp)
+    return msgspec.structs.replace(decision, outputs=(*outputs, *decision.outputs))
 
 
 def _settlement(

@@ -147,7 +147,7 @@ def decide_open_step(state: State, command: OpenStep) -> Decision:
 
 def owes_a_step(session: Session) -> bool:
     """Return whether a turn that would complete now still owes its session something."""
-    return bool(session.waiting_input or session.open_runs) or ends_hold(dict(session.mail), runs_open=False)
+    return bool(session.waiting_input or session.open_runs) or ends_hold(session.mail, runs_open=False)
 
 
 def decide_close_turn(state: State, command: CloseTurn) -> Decision:
@@ -155,10 +155,15 @@ def decide_close_turn(state: State, command: CloseTurn) -> Decision:
     session, turn = open_turn_of(state, command.session_id)
     if command.ending.status == "completed" and not command.ending.final and owes_a_step(session):
         return Decision(value=AGAIN)
-    letters = owed_letters(state, session)
+    letters, outputs = owed_letters(state, session)
     closing = close_turn(session, turn, judge_empty(state, session, command.ending))
     effects: tuple[Effect, ...] = (Wake(session_id=command.session_id),)
-    return Decision(drafts=(*letters, *closing.drafts), effects=effects, value=closing.drafts[-1].fact)
+    return Decision(
+        drafts=(*letters, *closing.drafts),
+        effects=effects,
+        outputs=tuple(outputs),
+        value=closing.drafts[-1].fact,
+    )
 
 
 def decide_warn(state: State, command: Warn) -> Decision:

@@ -1,0 +1,476 @@
+"""The composition root: settings → a wired runtime; the only reader of the environment and of config files."""
+
+import asyncio
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from secrets import choice
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+import msgspec
+import platformdirs
+
+from retinue.control import ControlServer
+from retinue.core.errors import RetinueError
+from retinue.core.ids import RunId, SessionId
+from retinue.core.policy import Policy, named, with_changes
+from retinue.core.run import Run
+from retinue.core.session import SessionRow
+from retinue.definitions.catalog import Catalog
+from retinue.models.registry import ModelRegistry
+from retinue.ports import Model, StoreError, Tool
+from retinue.runtime.handles import Session, Subagents, TurnResult
+from retinue.runtime.kernel import Kernel, NewSession, Parts
+from retinue.runtime.prompt import PromptTexts
+from retinue.stores.owner import OwnerLock, prepare_data_dir
+from retinue.stores.sqlite import SQLiteStore
+from retinue.tools.agents import agent_tools
+from retinue.tools.custom import load_tools, tool
+from retinue.tools.workspace import workspace_tools
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DATA_DIR: Final = ".retinue"
+DATABASE: Final = "retinue.sqlite3"
+CONFIG: Final = "config.toml"
+THREADS_MAX: Final = 8
+"""Threads for blocking calls: one commit at a time, file reads, sync tools."""
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_ID_CHARS: Final = 14
+"""70 bits of chance: no two ids of one store are ever the same."""
+NO_MODEL: Final = (
+    "No model is named. Use --model, or set RETINUE_MODEL; 'openai:NAME' needs OPENAI_API_KEY (or OPENAI_BASE_URL "
+    "for a server of your own), and --model offline needs no key at all."
+)
+
+
+class RealClock:
+    """The `Clock` port on the real clocks."""
+
+    def wall(self) -> str:
+        """Return the wall time as RFC 3339 UTC with milliseconds."""
+        return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def monotonic(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait."""
+        await asyncio.sleep(delay_s)
+
+
+class RandomIds:
+    """The `Ids` port: random ids."""
+
+    def new(self, prefix: str) -> str:
+        """Return a fresh id `<prefix>_…`."""
+        return f"{prefix}_{''.join(choice(_ALPHABET) for _ in range(_ID_CHARS))}"
+
+
+class ThreadExecutor:
+    """The `Executor` port on a small thread pool."""
+
+    def __init__(self) -> None:
+        """Make the pool; threads start when they are needed."""
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="retinue")
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the call's result or raise what it raised."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *args, **kwargs))
+
+    def close(self) -> None:
+        """End the threads, without waiting for a call that never ends."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Config(msgspec.Struct, kw_only=True):
+    """What the config files say; keys of later versions are ignored."""
+
+    model: str | None = None
+    policy: dict[str, Any] = {}
+    connections: dict[str, dict[str, Any]] = {}
+
+
+class Settings(msgspec.Struct, kw_only=True):
+    """Everything a runtime is made from, and where each of it came from."""
+
+    data_dir: Path
+    environ: dict[str, str]
+    model: str | None = None
+    policy: dict[str, Any] = {}
+    connections: dict[str, dict[str, Any]] = {}
+    home: Path | None = None
+    sources: dict[str, str] = {}
+    """Setting → where it came from: a flag, a variable, a file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `retinue config show` prints; keys stay in the environment, and what headers hold is hidden."""
+        return {
+            "data_dir": str(self.data_dir),
+            "model": self.model,
+            "policy": self.policy,
+            "connections": {name: _without_secrets(table) for name, table in self.connections.items()},
+            "sources": self.sources,
+        }
+
+
+def find_data_dir(named_dir: str | Path | None, start: str | Path, environ: Mapping[str, str]) -> Path:
+    """Return the data directory: the named one, `RETINUE_DATA_DIR`, the nearest `.retinue/` upwards, or a new one."""
+    chosen = named_dir or environ.get("RETINUE_DATA_DIR")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    here = Path(start).absolute()
+    for folder in (here, *here.parents):
+        if (folder / DATA_DIR).is_dir():
+            return folder / DATA_DIR
+    return here / DATA_DIR
+
+
+def read_settings(data_dir: str | Path | None = None, *, start: str | Path = ".", model: str | None = None) -> Settings:
+    """Return the settings: flag, then environment, then the project's file, then the user's, then the default.
+
+    Raises `invalid` for a config file that cannot be read, naming it.
+    """
+    environ = dict(os.environ)
+    folder = find_data_dir(data_dir, start, environ)
+    policy: dict[str, Any] = {}
+    connections: dict[str, dict[str, Any]] = {}
+    models = [(model, "--model"), (environ.get("RETINUE_MODEL"), "RETINUE_MODEL")]
+    sources = {"data_dir": _data_dir_source(data_dir, folder, environ), "model": "not set"}
+    for file in (str(user_config_file()), str(folder / CONFIG)):
+        found = _read_config(Path(file))
+        changes = _flat(found.policy)
+        policy.update(changes)
+        connections.update(found.connections)
+        models.insert(2, (found.model, file))
+        sources.update({f"policy.{key}": file for key in changes})
+        sources.update({f"connections.{name}": file for name in found.connections})
+    chosen = next(((name, where) for name, where in models if name), None)
+    if chosen is not None:
+        sources["model"] = chosen[1]
+    return Settings(
+        data_dir=folder,
+        environ=environ,
+        model=None if chosen is None else chosen[0],
+        policy=policy,
+        connections=connections,
+        home=Path(environ["HOME"]) if environ.get("HOME") else None,
+        sources=sources,
+    )
+
+
+def user_config_file() -> Path:
+    """Return where the user's own settings lie, whether there are any or not."""
+    return Path(platformdirs.user_config_dir("retinue", appauthor=False)) / CONFIG
+
+
+def _data_dir_source(named_dir: str | Path | None, folder: Path, environ: Mapping[str, str]) -> str:
+    if named_dir:
+        return "--data-dir"
+    if environ.get("RETINUE_DATA_DIR"):
+        return "RETINUE_DATA_DIR"
+    return "nearest .retinue/" if folder.is_dir() else "not made yet"
+
+
+def _without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a connection to be shown: what its headers hold and who its address lets in may be secret."""
+    shown = dict(table)
+    if isinstance(shown.get("headers"), dict):
+        shown["headers"] = dict.fromkeys(shown["headers"], "…")
+    if isinstance(shown.get("base_url"), str):
+        shown["base_url"] = without_login(shown["base_url"])
+    return shown
+
+
+def without_login(url: str) -> str:
+    """Return an address without user and password."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _read_config(path: Path) -> Config:
+    if not os.access(path.parent, os.X_OK):
+        return Config()  # no such folder, or one that opening the record refuses with its own sentence
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Config()
+    except (OSError, ValueError) as error:
+        detail = f"The settings file {path} cannot be read: {error}."
+        raise RetinueError("invalid", detail, "Mend or move it.") from error
+    try:
+        return msgspec.convert(table, Config)
+    except msgspec.ValidationError as error:
+        detail = f"The settings file {path} is wrong: {error}."
+        raise RetinueError("invalid", detail, "See docs/settings.md.") from error
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted keys: `[policy] caps.running.root = 2` is a table of tables in TOML."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat.update(_flat(cast("Mapping[str, Any]", value), f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class Runtime:
+    """A runtime over one data directory; open it with `retinue.open` and use it as an async context manager.
+
+    Attributes:
+        subagents: starts children from Python.
+        kernel: the parts, for doors that need more than this class shows.
+        settings: what it was made from.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tools: Sequence[Tool | Callable[..., Any] | str] = (),
+        models: Mapping[str, Model] | None = None,
+        command: str | None = None,
+    ) -> None:
+        """Keep what to open; nothing happens before `async with`."""
+        self.settings: Final = settings
+        self._tools = tools
+        self._models = models
+        self._command = command or " ".join(sys.argv) or "python"
+        self._stack = AsyncExitStack()
+        self._kernel: Kernel | None = None
+
+    @property
+    def kernel(self) -> Kernel:
+        """The wired parts; only between entering and leaving."""
+        if self._kernel is None:
+            raise RetinueError("stopping", "The runtime is not open.", "Use it inside 'async with retinue.open(...)'.")
+        return self._kernel
+
+    @property
+    def subagents(self) -> Subagents:
+        """Starts children from Python."""
+        return Subagents(self.kernel)
+
+    async def __aenter__(self) -> "Runtime":
+        """Take the lock, open the store, close what a crash left open.
+
+        Raises `store_owned` when another process owns the directory, `store_failed` when it cannot be used.
+        """
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _open(self) -> None:
+        custom = [made for item in self._tools for made in _as_tools(item)]
+        registry = ModelRegistry(self.settings.connections, environment=self.settings.environ, custom=self._models)
+        folder = prepare_data_dir(self.settings.data_dir)
+        lock = OwnerLock(folder)
+        lock.acquire(self._command)
+        self._stack.callback(lock.release)
+        executor = ThreadExecutor()
+        self._stack.callback(executor.close)
+        store = await executor.run(_open_store, folder / DATABASE)
+        self._stack.callback(store.close)
+        workspace = workspace_tools()
+        known = [made.schema.name for made in (*workspace, *custom)]
+        parts = Parts(
+            store=store,
+            executor=executor,
+            clock=RealClock(),
+            ids=RandomIds(),
+            models=registry,
+            definitions=Catalog(self.settings.home, known_tools=known),
+            texts=_texts(),
+            data_dir=str(folder),
+            tools=lambda kernel: (*workspace, *custom, *agent_tools(kernel)),
+        )
+        kernel = Kernel(parts, await executor.run(store.position))
+        self._stack.push_async_callback(kernel.close)
+        await kernel.start()
+        control = ControlServer(kernel, folder)
+        await control.start()
+        self._stack.push_async_callback(control.stop)
+        lock.announce(str(control.path))
+        self._kernel = kernel
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop all turns, commit their endings as `interrupted/shutdown`, give the directory back."""
+        self._kernel = None
+        await self._stack.aclose()
+
+    async def create_session(  # noqa: PLR0913 - the fields of POST /api/sessions, one keyword each
+        self,
+        *,
+        cwd: str | Path = ".",
+        policy: str | Policy = "standard",
+        model: str | None = None,
+        agent: str | None = None,
+        profile: str = "build",
+        approval: str = "manual",
+        tools: Sequence[str] | None = None,
+        set: Mapping[str, Any] | None = None,
+        name: str = "main",
+    ) -> Session:
+        """Open a root session.
+
+        Raises `unknown_model` (also when none is named), `unknown_agent`, `unknown_tool`, `invalid`, `unsupported`.
+        """
+        folder = await self.kernel.parts.executor.run(_folder, cwd)
+        definition = None
+        if agent is not None:
+            definition = await self.kernel.parts.executor.run(self.kernel.parts.definitions.find, agent, folder)
+        chosen = model or (definition.model if definition is not None else None) or self.settings.model
+        if chosen is None:
+            raise RetinueError("unknown_model", NO_MODEL, "")
+        new = NewSession(
+            cwd=folder,
+            model=_lasting(chosen),
+            policy=self._policy(policy, set or {}),
+            name=name,
+            profile=_one_of("profile", profile, ("build", "plan", "ask")),
+            approval=_one_of("approval mode", approval, ("manual", "auto_edit", "bypass")),
+            tools=None if tools is None else tuple(tools),
+            definition=definition,
+        )
+        return Session(self.kernel, await self.kernel.create_session(new))
+
+    def _policy(self, policy: str | Policy, changes: Mapping[str, Any]) -> Policy:
+        if isinstance(policy, Policy):
+            return with_changes(policy, changes, in_code=True)
+        return with_changes(with_changes(named(policy), self.settings.policy), changes)
+
+    async def session(self, session_id: str) -> Session:
+        """Return a root session that exists; `not_found` otherwise."""
+        await self.kernel.load(SessionId(session_id))
+        return Session(self.kernel, SessionId(session_id))
+
+    async def session_row(self, session_id: str) -> SessionRow:
+        """Return a session as the lists show it."""
+        await self.kernel.journal.flushed()
+        row = await self.kernel.record.session(SessionId(session_id))
+        if row is None:
+            raise RetinueError("not_found", f"There is no session {session_id!r} here.", "List the sessions.")
+        return row
+
+    async def run(self, run_id: str) -> Run:
+        """Return a run; `not_found` otherwise."""
+        return await self.kernel.scheduler.run(RunId(run_id))
+
+    async def runs(self, session: Session | str, *, descendants: bool = False) -> list[Run]:
+        """Return the runs below a session, in the order they were created."""
+        session_id = session.session_id if isinstance(session, Session) else SessionId(session)
+        return await self.kernel.scheduler.children(session_id, descendants=descendants)
+
+
+def _as_tools(item: Tool | Callable[..., Any] | str) -> tuple[Tool, ...]:
+    if isinstance(item, str):
+        return load_tools(item)
+    return (item if hasattr(item, "schema") else tool(item),)  # pyright: ignore - told apart by their schema
+
+
+def _lasting(model: str) -> str:
+    """Return the name as it still means the same when the session is continued from another folder."""
+    kind, colon, path = model.partition(":")
+    return f"{kind}:{os.path.abspath(path)}" if kind == "scripted" and colon else model
+
+
+def _one_of(what: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise RetinueError("invalid", f"There is no {what} {value!r}.", f"Choose one of {', '.join(choices)}.")
+    return value
+
+
+def _folder(cwd: str | Path) -> str:
+    path = Path(cwd).expanduser()
+    if not path.is_dir():
+        raise RetinueError("invalid", f"The working directory {str(cwd)!r} is not a folder.", "Name a folder.")
+    return os.path.realpath(path)
+
+
+def _open_store(path: Path) -> SQLiteStore:
+    try:
+        store = SQLiteStore(path)
+    except StoreError as error:
+        hint = "Nothing was changed. Name another --data-dir, or restore it."
+        raise RetinueError("store_failed", str(error), hint) from error
+    if store.read_only is not None:
+        store.close()
+        raise RetinueError("store_failed", store.read_only, "Use a newer version of retinue, or another --data-dir.")
+    return store
+
+
+def _texts() -> PromptTexts:
+    folder = resources.files("retinue.tools").joinpath("prompts")
+    names = PromptTexts.__struct_fields__
+    return PromptTexts(**{name: folder.joinpath(f"{name}.md").read_text(encoding="utf-8").strip() for name in names})
+
+
+def open(
+    data_dir: str | Path | None = None,
+    *,
+    model: str | Model | None = None,
+    tools: Sequence[Tool | Callable[..., Any] | str] = (),
+    hooks: Sequence[Any] = (),
+    approver: Any = None,
+    settings: Settings | None = None,
+) -> Runtime:
+    """Return a runtime to be entered with `async with`.
+
+    Args:
+        data_dir: where the record lies; by default as SHAPES says: `RETINUE_DATA_DIR`, else the nearest `.retinue/`.
+        model: the model of sessions that name none: a name like `openai:NAME`, or a `Model` object.
+        tools: further tools for the sessions: typed functions, `@retinue.tool` objects, or `module:object`.
+        hooks: none yet; a later version acts on them.
+        approver: none yet; a later version acts on it.
+        settings: settings made elsewhere, instead of reading environment and files.
+
+    Raises `unsupported` for hooks and approver, `invalid` for a broken settings file.
+    """
+    if hooks or approver is not None:
+        raise RetinueError("unsupported", "This version does not act on hooks or an approver yet.", "Leave them out.")
+    custom = None if model is None or isinstance(model, str) else {"custom": model}
+    name = "custom" if custom is not None else model
+    chosen = settings or read_settings(data_dir, model=name if isinstance(name, str) else None)
+    if settings is not None and isinstance(name, str):
+        chosen = msgspec.structs.replace(settings, model=name)
+    return Runtime(chosen, tools, custom)
+
+
+def run(
+    prompt: str, *, data_dir: str | Path | None = None, model: str | Model | None = None, **session: Any
+) -> TurnResult:
+    """Run one prompt in a new session and return how it ended; the sync edge, not for use inside a running loop.
+
+    `session` takes what `Runtime.create_session` takes, and `tools_from` further tools as `open` takes them.
+    """
+    tools = session.pop("tools_from", ())
+
+    async def once() -> TurnResult:
+        async with open(data_dir, model=model, tools=tools) as runtime:
+            root = await runtime.create_session(**session)
+            return await root.prompt(prompt).result
+
+    return run_async(once())
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop of its own."""
+    return asyncio.run(main)

@@ -1,0 +1,177 @@
+"""The command line: names, arguments and help of every command; each hands over to the part that does it."""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+from cyclopts import App, Parameter
+
+from retinue.cli.options import DemoOptions, Paging, RunOptions, Where
+
+_PARTS: Final = {
+    "run": "retinue.cli.running",
+    "demo": "retinue.cli.running",
+    "sessions_list": "retinue.cli.lists",
+    "sessions_show": "retinue.cli.lists",
+    "runs_list": "retinue.cli.lists",
+    "runs_show": "retinue.cli.lists",
+    "tree": "retinue.cli.lists",
+    "runs_output": "retinue.cli.changes",
+    "runs_wait": "retinue.cli.changes",
+    "runs_cancel": "retinue.cli.changes",
+    "policies": "retinue.cli.about",
+    "models": "retinue.cli.about",
+    "config_show": "retinue.cli.about",
+    "doctor": "retinue.cli.doctor",
+}
+"""Command → module, imported when the command runs: none needs the libraries of the others."""
+
+
+def _part(name: str) -> Callable[..., int]:
+    return getattr(importlib.import_module(_PARTS[name]), name)
+
+
+def _version() -> str:
+    return f"retinue {importlib.metadata.version('retinue')}"
+
+
+app: Any = App(
+    name="retinue",
+    version=_version,
+    help="A sub-agent runtime: an agent delegates to others, with limits, honest endings and a durable record.",
+)
+sessions: Any = App(name="sessions", help="The sessions on record.")
+runs: Any = App(name="runs", help="The runs of child sessions.")
+config: Any = App(name="config", help="The settings.")
+for _group in (sessions, runs, config):
+    app.command(_group)
+
+RunId = Annotated[str, Parameter(name="ID", help="A run (r_…), or a session (s_…) for its latest run.")]
+
+
+@app.command
+def run(
+    prompt: Annotated[str | None, Parameter(help="What to do; without it, or with -, stdin is read.")] = None,
+    /,
+    *,
+    options: RunOptions | None = None,
+) -> int:
+    """Run a prompt in a new session, or in the one --session names.
+
+    Prints the final text; on a terminal the live tree while it works. Exit: 0 completed, 1 failed, 2 usage,
+    3 cancelled or interrupted, 4 over budget, 5 store.
+    """
+    return _part("run")(prompt, options or RunOptions())
+
+
+@app.command
+def demo(
+    folder: Annotated[str, Parameter(name="DIR", help="The folder to report on.")],
+    /,
+    *,
+    options: DemoOptions | None = None,
+) -> int:
+    """Let the offline model report on a folder: it needs no key and really delegates."""
+    return _part("demo")(folder, options or DemoOptions())
+
+
+@sessions.command(name="list")
+def sessions_list(*, options: Paging | None = None) -> int:
+    """List the root sessions, newest first."""
+    return _part("sessions_list")(options or Paging())
+
+
+@sessions.command(name="show")
+def sessions_show(
+    session_id: Annotated[str, Parameter(name="ID", help="A session (s_…), root or child.")],
+    /,
+    *,
+    options: Where | None = None,
+) -> int:
+    """Show one session: header, turns, usage, and the runs below it."""
+    return _part("sessions_show")(session_id, options or Where())
+
+
+@runs.command(name="list")
+def runs_list(
+    *,
+    session: Annotated[str | None, Parameter(help="Only the runs below this session.")] = None,
+    open: Annotated[bool, Parameter(negative="", help="Only those queued or running.")] = False,  # noqa: A002, FBT002 - the flag is called --open
+    options: Paging | None = None,
+) -> int:
+    """List runs in the order they were created."""
+    return _part("runs_list")(session, options or Paging(), open_only=open)
+
+
+@runs.command(name="show")
+def runs_show(run_id: RunId, /, *, options: Where | None = None) -> int:
+    """Show one run."""
+    return _part("runs_show")(run_id, options or Where())
+
+
+@runs.command(name="output")
+def runs_output(
+    run_id: RunId,
+    /,
+    *,
+    offset: Annotated[int, Parameter(help="Characters to leave out at the beginning.")] = 0,
+    limit: Annotated[int, Parameter(help="Characters to print at most, 1 to 200000.")] = 24_000,
+    options: Where | None = None,
+) -> int:
+    """Print a run's output, or what it has said so far; never its history."""
+    return _part("runs_output")(run_id, (offset, limit), options or Where())
+
+
+@runs.command(name="wait")
+def runs_wait(
+    ids: Annotated[tuple[str, ...], Parameter(name="ID", help="Runs (r_…), or sessions (s_…) for their latest run.")],
+    /,
+    *,
+    mode: Annotated[Literal["all", "any"], Parameter(help="Whether to wait for all of them or for the first.")] = "all",
+    timeout: Annotated[float, Parameter(help="Seconds to wait at most, up to 3600.")] = 30.0,
+    options: Where | None = None,
+) -> int:
+    """Wait for runs to end; the time running out is no error and stops nobody."""
+    return _part("runs_wait")(ids, mode, timeout, options or Where())
+
+
+@runs.command(name="cancel")
+def runs_cancel(run_id: RunId, /, *, options: Where | None = None) -> int:
+    """End a run and everything below it, and print it once it has ended."""
+    return _part("runs_cancel")(run_id, options or Where())
+
+
+@app.command
+def tree(
+    session_id: Annotated[str, Parameter(name="ID", help="A session (s_…), root or child.")],
+    /,
+    *,
+    options: Where | None = None,
+) -> int:
+    """Show a session and all its descendants: status, and why they wait."""
+    return _part("tree")(session_id, options or Where())
+
+
+@app.command
+def policies(*, json: Annotated[bool, Parameter(negative="", help="Print JSON.")] = False) -> int:  # noqa: FBT002 - a flag
+    """Show every switch of the five policies, and which values this version acts on."""
+    return _part("policies")(as_json=json)
+
+
+@app.command
+def models(*, options: Where | None = None) -> int:
+    """Show the connections and whether their keys are set; never a key."""
+    return _part("models")(options or Where())
+
+
+@config.command(name="show")
+def config_show(*, options: Where | None = None) -> int:
+    """Show the settings that hold here and where each comes from; never a key."""
+    return _part("config_show")(options or Where())
+
+
+@app.command
+def doctor(*, options: Where | None = None) -> int:
+    """Check what Retinue needs, and say what to do about what is missing."""
+    return _part("doctor")(options or Where())

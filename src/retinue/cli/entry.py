@@ -1,0 +1,88 @@
+"""Runs one command line and turns refusals into sentences and exit codes; it knows no command's work."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import cyclopts
+
+from retinue.cli import printing
+from retinue.cli.commands import app
+from retinue.core.errors import RetinueError
+from retinue.ports import StoreError
+
+OK: Final = 0
+REFUSED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 3
+STORE: Final = 5
+KEYBOARD: Final = 130
+_STREAMING: Final = frozenset({"run", "demo"})
+_STORE_CODES: Final = frozenset({"store_failed", "store_owned"})
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code; everything it has to say is printed."""
+    tokens = _tokens(arguments)
+    as_json = "--json" in tokens[: tokens.index("--")] if "--" in tokens else "--json" in tokens
+    streaming = bool(tokens) and tokens[0] in _STREAMING
+    try:
+        return _run(tokens)
+    except cyclopts.CycloptsError as error:
+        printing.problem(_usage(error, tokens), as_json=as_json)
+        return USAGE
+    except RetinueError as error:
+        return _refused(error, as_json=as_json, streaming=streaming)
+    except StoreError as error:
+        refusal = RetinueError("store_failed", str(error), "What was committed is safe; nothing was changed.")
+        return _refused(refusal, as_json=as_json, streaming=streaming)
+    except BrokenPipeError:
+        printing.close_quietly()
+        return OK
+    except KeyboardInterrupt:
+        return KEYBOARD
+
+
+def _run(tokens: Sequence[str]) -> int:
+    code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    return code if isinstance(code, int) else OK
+
+
+def _refused(error: RetinueError, *, as_json: bool, streaming: bool) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        printing.problem(error, as_json=as_json)
+    if error.code in _STORE_CODES:
+        return STORE
+    if streaming:
+        # A turn that was never opened did not fail: what was asked for cannot be done.
+        return INTERRUPTED if error.code == "stopping" else USAGE
+    return USAGE if error.code == "unknown_model" else REFUSED
+
+
+def _tokens(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without the `-` that means stdin: without a prompt stdin is read anyway."""
+    if not arguments or arguments[0] != "run":
+        return list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [token for token in arguments[:end] if token != "-"] + list(arguments[end:])
+
+
+def _usage(error: cyclopts.CycloptsError, tokens: Sequence[str]) -> RetinueError:
+    hint = f"See 'retinue {' '.join([*_command_words(tokens), '--help'])}'."
+    if isinstance(error, cyclopts.UnusedCliTokensError):
+        extra = " ".join(repr(token) for token in error.unused_tokens or [])
+        detail = f"There are more arguments than wanted: {extra}."
+        return RetinueError("invalid", detail, f"Quote a text of several words. {hint}")
+    return RetinueError("invalid", " ".join(str(error).split()), hint)
+
+
+def _command_words(tokens: Sequence[str]) -> list[str]:
+    """Return the words at the beginning that name a command."""
+    words: list[str] = []
+    here = app
+    for token in tokens:
+        if token.startswith("-") or token not in here:
+            break
+        words.append(token)
+        here = here[token]
+    return words

@@ -1,0 +1,103 @@
+"""Draws the live tree on a terminal's stderr, from a thread of its own; it takes no event and prints no result."""
+
+import sys
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from retinue.cli.plain import amount, duration, line
+from retinue.cli.watch import Row, Tree
+
+REFRESHES_PER_S: Final = 4
+ROWS_LEFT_FREE: Final = 4
+"""Lines of the terminal that stay free, so that it never scrolls while it is redrawn."""
+_NAME_CHARS: Final = 36
+_MODEL_CHARS: Final = 28
+_MARKS: Final = {
+    "queued": ("○", "dim"),
+    "running": ("●", "cyan"),
+    "completed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "cancelled": ("■", "yellow"),
+    "interrupted": ("■", "yellow"),
+}
+
+
+class LiveTree:
+    """A tree that redraws itself a few times a second between `start` and `stop`."""
+
+    def __init__(self, tree: Tree) -> None:
+        """Draw nothing yet."""
+        self._tree = tree
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._live = Live(
+            get_renderable=self._draw,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_S,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+
+    def start(self) -> None:
+        """Begin to draw."""
+        self._live.start(refresh=True)
+
+    def stop(self) -> None:
+        """Draw once more, leave the last picture standing, show the cursor again; blocks for an instant."""
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        return draw(self._tree, max(3, self._console.height - ROWS_LEFT_FREE))
+
+
+def draw(tree: Tree, rows_max: int) -> Table:
+    """Return the table of a tree, at most `rows_max` rows: the open ones first, what is left out counted."""
+    grid = Table.grid(padding=(0, 2), pad_edge=False)
+    for justify in ("left", "left", "right", "left", "right", "right"):
+        grid.add_column(justify="right" if justify == "right" else "left", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    rows = tree.ordered()
+    shown = _chosen(rows, rows_max)
+    for depth, row in shown:
+        grid.add_row(*_cells(tree, depth, row))
+    if len(shown) < len(rows):
+        grid.add_row(Text(f"  … {len(rows) - len(shown)} more", style="dim"))
+    return grid
+
+
+def _chosen(rows: list[tuple[int, Row]], rows_max: int) -> list[tuple[int, Row]]:
+    if len(rows) <= rows_max:
+        return rows
+    order = sorted(range(len(rows)), key=lambda n: (n > 0, rows[n][1].status != "running", not rows[n][1].is_open, -n))
+    return [rows[n] for n in sorted(order[: rows_max - 1])]
+
+
+def _cells(tree: Tree, depth: int, row: Row) -> tuple[Text, ...]:
+    mark, style = _MARKS.get(row.status, ("?", "dim"))
+    seconds = row.seconds()
+    name = Text.assemble("  " * depth, (mark, style), " ", (line(row.name, _NAME_CHARS), "bold" if depth == 0 else ""))
+    return (
+        name,
+        Text(row.status, style),
+        Text("" if seconds is None else duration(seconds)),
+        Text(line(row.model, _MODEL_CHARS), "dim"),
+        Text(f"{row.steps} step{'' if row.steps == 1 else 's'}", "dim"),
+        Text(tokens(row), "dim"),
+        Text(line(tree.doing(row), 300), "" if row.is_open else style),
+    )
+
+
+def tokens(row: Row) -> str:
+    """Return the reported tokens; `–` where nothing was reported, `+?` behind a sum that is not whole."""
+    if row.usage.requests == row.usage.unreported:
+        return "– tokens"
+    return f"{amount(row.usage.total)}{'+?' if row.usage.unreported else ''} tokens"
+
+
+def is_drawable() -> bool:
+    """Return whether stderr is a terminal that can be redrawn."""
+    return sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal

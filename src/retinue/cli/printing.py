@@ -1,0 +1,82 @@
+"""What a command writes to stdout and stderr: one document, a text, a table, a note, a problem; it decides no content."""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from retinue.cli.plain import line, safe, safe_json
+from retinue.core.errors import RetinueError
+
+CELL_MAX_CHARS: Final = 60
+
+
+def to_terminal() -> bool:
+    """Return whether a person sees stdout as it is written."""
+    return sys.stdout.isatty()
+
+
+def write_json(data: bytes) -> None:
+    """Write JSON to stdout as one line, at once."""
+    _write((safe_json(data) if to_terminal() else data) + b"\n")
+
+
+def document(body: Any) -> None:
+    """Print one JSON document."""
+    write_json(msgspec.json.encode(body))
+
+
+def text(words: str) -> None:
+    """Print a text to stdout: as it is into a pipe or file, without control characters on a terminal."""
+    shown = safe(words) if to_terminal() else words
+    if shown:
+        _write(shown.encode("utf-8", "replace") + (b"" if shown.endswith("\n") else b"\n"))
+
+
+def note(words: str) -> None:
+    """Print a line for a person to stderr, never a control character with it."""
+    sys.stderr.buffer.write(safe(words).encode("utf-8", "replace") + b"\n")
+    sys.stderr.flush()
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], cell_max_chars: int = CELL_MAX_CHARS) -> None:
+    """Print rows in columns under their heads."""
+    lines = [list(heads), *([line(str(cell), cell_max_chars) for cell in row] for row in rows)]
+    widths = [max(len(cells[column]) for cells in lines) for column in range(len(heads))]
+    for cells in lines:
+        text("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names and values, one pair a line."""
+    shown = [(name, line(str(value), 2000)) for name, value in pairs]
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        text(f"{name.ljust(width)}  {value}")
+
+
+def problem(error: RetinueError, *, as_json: bool) -> None:
+    """Print a refusal: a sentence and what to do to stderr, and with `--json` the problem object as the document."""
+    note(f"retinue: {line(error.detail, 2000)}")
+    if error.hint:
+        note(f"  {line(error.hint, 2000)}")
+    if as_json:
+        document(error.to_dict())
+
+
+def close_quietly() -> None:
+    """Let what is still buffered for a reader that is gone go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,48 @@
+"""Turns signals into calls: SIGINT once and twice, SIGTERM and SIGHUP; it stops nothing itself."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_TERMS: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Stops:
+    """What the person and the system asked for. Until somebody takes over, everything means: do not begin.
+
+    Attributes:
+        asked: whether anything asked to stop.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing asked."""
+        self.asked = False
+        self._interrupts = 0
+        self.on_interrupt: Callable[[], None] = lambda: None
+        self.on_hurry: Callable[[], None] = lambda: None
+        self.on_shutdown: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals of this process while inside; a SIGHUP that nohup had ignored stays ignored."""
+        loop = asyncio.get_running_loop()
+        taken = [number for number in _TERMS if signal.getsignal(number) is not signal.SIG_IGN]
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        for number in taken:
+            loop.add_signal_handler(number, self._shut_down)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, *taken):
+                loop.remove_signal_handler(number)
+
+    def _interrupt(self) -> None:
+        self.asked = True
+        self._interrupts += 1
+        (self.on_interrupt if self._interrupts == 1 else self.on_hurry)()
+
+    def _shut_down(self) -> None:
+        self.asked = True
+        self.on_shutdown()

@@ -1,0 +1,143 @@
+"""Scenarios S141 and S142: what a kill leaves, and what a restart does with it."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from retinue.core.events import MessageAssistant, RunQueued, RunSettled, RunStarted, TurnOpened
+from retinue.core.ids import RunId, SessionId
+from retinue.stores.sqlite import SQLiteStore
+from retinue.testing.checkers import check_all, check_projections
+from retinue.testing.simloop import SimCrash
+from tests.scenarios import snapshots
+from tests.scenarios.stage import (
+    AGAIN,
+    Stage,
+    Theatre,
+    body_of,
+    call,
+    child,
+    each_seed,
+    letters_in,
+    parent,
+    places,
+    script,
+    spawn,
+)
+
+KILLS = 8
+
+
+@each_seed
+def test_S141_a_run_found_running_at_restart_is_interrupted_and_never_re_run(seed: int) -> None:
+    theatre = Theatre(seed=seed)
+
+    async def killed(stage: Stage) -> None:
+        await stage.kernel.prompt(await stage.root({"caps.running.root": 1}), "go")
+        await stage.until(lambda events: bool(places(events, RunStarted)) and len(places(events, RunQueued)) == 2)
+        await stage.world.clock.sleep(stage.world.rng.random() * 2)
+        raise SimCrash
+
+    async def later(stage: Stage) -> SessionId:
+        (root,) = {event.root_id for event in stage.events()}
+        await stage.world.clock.sleep(100.0)  # long enough for anything that would be re-run
+        assert stage.model.seen == []
+        await stage.turn(root, "continue")
+        return root
+
+    lines = (
+        parent("", spawn("running"), spawn("queued")),
+        parent("", call("list_agents")),
+        parent("ok"),
+        AGAIN,
+        child(None, "found", delay_ms=5_000),
+    )
+    first = theatre.live(script(*lines), killed)
+    assert first.crashed
+    life = theatre.live(script(*lines), later)
+    for name in ("running", "queued"):
+        settled = life.settled(name)
+        assert (settled.status, settled.reason, settled.output) == ("interrupted", "restart", None)
+        assert life.asked(name) == []
+    assert [fact.name for fact in life.told(RunStarted)] == [fact.name for fact in first.told(RunStarted)]
+    children = [fact for fact in life.told(TurnOpened) if fact.run_id is not None]
+    assert len(children) == 1
+    assert len(letters_in(life.asked()[0])) == 2
+    third = theatre.live(script(*lines), lambda stage: stage.turn(first.told(RunQueued)[0].root_id, "and again"))
+    assert len(third.told(RunSettled)) == 2
+    assert third.asked("running") + third.asked("queued") == []
+
+
+def test_S141_under_on_restart_cancelled_the_same_run_reads_cancelled() -> None:
+    theatre = Theatre()
+
+    async def killed(stage: Stage) -> None:
+        await stage.kernel.prompt(await stage.root({"life.on_restart": "cancelled"}), "go")
+        await stage.until(lambda events: bool(places(events, RunStarted)))
+        raise SimCrash
+
+    async def later(_: Stage) -> None:
+        """Only start and end."""
+
+    lines = (parent("", spawn("kid")), parent("ok"), AGAIN, child(None, "found", delay_ms=5_000))
+    theatre.live(script(*lines), killed)
+    settled = theatre.live(script(*lines), later).settled("kid")
+    assert (settled.status, settled.reason) == ("cancelled", "restart")
+
+
+def _write_until_killed(path: Path, snapshots_min: int) -> int:
+    """Let a process rewrite a run's snapshot, kill it with SIGKILL, and return the last version it had acknowledged."""
+    command = [sys.executable, "-m", snapshots.__name__, str(path)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2])
+    assert writer.stdout is not None
+    with writer, writer.stdout:
+        lines = [writer.stdout.readline() for _ in range(snapshots_min)]
+        writer.kill()
+        lines += writer.stdout.readlines()
+    assert writer.returncode == -9
+    return int([line for line in lines if line.endswith(b"\n")][-1])
+
+
+def test_S142_after_a_kill_during_a_snapshot_write_the_row_is_the_old_or_the_new_version_never_half(
+    tmp_path: Path,
+) -> None:
+    """Our snapshot is the run's row, written in the transaction of its events."""
+    path = tmp_path / "store.db"
+    chance = random.Random(142)
+    for _ in range(KILLS):
+        acknowledged = _write_until_killed(path, chance.randint(1, 30))
+        store = SQLiteStore(path)
+        run = store.run(RunId(snapshots.RUN))
+        assert run is not None
+        version = run.steps
+        assert run.partial == snapshots.text_of(version)
+        said = [event.fact for event in store.tail(0, limit=10**6) if isinstance(event.fact, MessageAssistant)]
+        assert len(said) == version
+        assert acknowledged <= version <= acknowledged + 1
+        assert check_all(store.tail(0, limit=10**6), at_rest=False) == []
+        store.close()
+
+
+def test_S142_a_killed_runtime_leaves_a_log_that_the_next_start_closes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", snapshots.__name__, "--delegate", str(tmp_path)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2])
+    assert writer.stdout is not None
+    with writer, writer.stdout:
+        for _ in range(12):
+            assert writer.stdout.readline()
+        writer.kill()
+    closed = subprocess.run(
+        [sys.executable, "-m", snapshots.__name__, "--recover", str(tmp_path)],
+        cwd=Path(__file__).resolve().parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    store = SQLiteStore(tmp_path / "retinue.sqlite3")
+    events = store.tail(0, limit=10**6)
+    assert check_all(events) == []
+    assert check_projections(store) == []
+    assert {fact.reason for event in events if isinstance(fact := event.fact, RunSettled)} <= {"done", "restart"}
+    assert any(isinstance(event.fact, RunSettled) and event.fact.reason == "restart" for event in events), closed.stdout
+    store.close()
