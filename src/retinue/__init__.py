@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from retinue.app import Runtime, Settings, open, read_settings, run  # noqa: A004 - retinue.open is the public name
+    from retinue.app import Runtime, Settings, open, read_settings, run
     from retinue.core.errors import RetinueError
     from retinue.core.events import Event, Snapshot, Usage
     from retinue.core.policy import Policy

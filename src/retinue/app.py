@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from secrets import choice
+from secrets import token_bytes
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -45,6 +45,8 @@ DATABASE: Final = "retinue.sqlite3"
 CONFIG: Final = "config.toml"
 THREADS_MAX: Final = 8
 """Threads for blocking calls: one commit at a time, file reads, sync tools."""
+GRACE_S: Final = 1.8
+"""Seconds a body has to stop, twice: SIGTERM ends the process within 5 s with every ending on record (SHAPES)."""
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_CHARS: Final = 14
 """70 bits of chance: no two ids of one store are ever the same."""
@@ -75,7 +77,8 @@ class RandomIds:
 
     def new(self, prefix: str) -> str:
         """Return a fresh id `<prefix>_…`."""
-        return f"{prefix}_{''.join(choice(_ALPHABET) for _ in range(_ID_CHARS))}"
+        number = int.from_bytes(token_bytes(9))
+        return f"{prefix}_{''.join(_ALPHABET[number >> 5 * place & 31] for place in range(_ID_CHARS))}"
 
 
 class ThreadExecutor:
@@ -299,6 +302,7 @@ class Runtime:
             texts=_texts(),
             data_dir=str(folder),
             tools=lambda kernel: (*workspace, *custom, *agent_tools(kernel)),
+            grace_s=GRACE_S,
         )
         kernel = Kernel(parts, await executor.run(store.position))
         self._stack.push_async_callback(kernel.close)

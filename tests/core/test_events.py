@@ -15,11 +15,12 @@ from retinue.testing import samples
 ENVELOPE = ["type", "session_id", "seq", "position", "time", "v"]
 FACTS = {tag_of(fact): fact for fact in samples.every_fact()}
 # SHAPES, Run, word for word.
-RUN_KEYS = (
-    "run_id, session_id, parent_id, root_id, root_run_id, call_id, name, agent, model, depth, provider, status, "
-    "reason, detail, waiting_for, queue_position, steps, usage, created_at, started_at, ended_at, queued_s, elapsed_s, "
-    "access, paths, cwd, continuable, output, output_cut, output_id, partial, files, result_state"
-).split(", ")
+RUN = """
+run_id, session_id, parent_id, root_id, root_run_id, call_id, name, agent, model, depth, provider, status, reason,
+detail, waiting_for, queue_position, steps, usage, created_at, started_at, ended_at, queued_s, elapsed_s, access, paths,
+cwd, continuable, output, output_cut, output_id, partial, files, result_state
+"""
+RUN_KEYS = re.findall(r"\w+", RUN)
 # Parts of the table that this version does not write: approvals, file writes, claims, budget, settings, hooks.
 NOT_YET = {
     "approval.asked",
@@ -48,7 +49,7 @@ def promised() -> dict[str, list[str]]:
             found.update(dict.fromkeys(types, keys))
             continue
         plain = re.sub(r"\([^)]*\)|\[[^]]*\]|.*root's log: |main session only: ", "", text)
-        shares = plain.split(" / ") if len(types) > 1 else [plain]
+        shares = plain.split(" / ") if " / " in plain else [plain] * len(types)
         for kind, share in zip(types, shares, strict=True):
             found[kind] = re.findall(r"[a-z_]+", share)
     return found

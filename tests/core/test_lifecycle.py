@@ -1,6 +1,7 @@
 """Runs through every order of spawn, settle, cancel, yield, return, step and turn end, against a plain twin."""
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -46,7 +47,9 @@ class Lifecycle(RuleBasedStateMachine):
         caps = {"process": process, "root": root, "parent": parent}
         for session in ROOTS:
             self.twin.line.caps[session] = caps
-            driver.open_root(self.log, session, {f"caps.running.{kind}": cap for kind, cap in caps.items()})
+            changes: dict[str, Any] = {f"caps.running.{kind}": cap for kind, cap in caps.items()}
+            changes |= {"caps.created.turn": None, "caps.created.root_run": None}
+            driver.open_root(self.log, session, changes)
             self.twin.open_session(session, session, 0)
             self._open(session)
 

@@ -48,7 +48,7 @@ def _share(cell: str, place: int, keys: int) -> str:
 
 
 def value_of(key: str, cell: str, standard: str) -> Any:
-    cell = standard if cell == "–" else cell
+    cell = standard if cell == "\N{EN DASH}" else cell
     if key in SETS:
         known = {"all": SETS[key], "all but fork": MODES[:-1]}
         return known.get(cell) or cell.split(", ")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import pytest
 
 from retinue.core.events import (
@@ -311,7 +310,7 @@ def second_of(event: Event) -> float:
 
 def seconds_between(events: Iterable[Event], one: int, other: int) -> float:
     """Return the virtual seconds from one position to another."""
-    at = {event.position: second_of(event) for event in events}
+    at: dict[int, float] = {event.position: second_of(event) for event in events}
     return at[other] - at[one]
 
 
@@ -342,8 +341,5 @@ def names_of(life: Life[Any], kind: type[RunQueued] | type[RunStarted] | type[Ru
 
 
 def tags(events: Iterable[Event]) -> list[str]:
+    """Return the types of events."""
     return [tag_of(event.fact) for event in events]
-
-
-def plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)

@@ -1,21 +1,22 @@
 """Scenarios S141 and S142: what a kill leaves, and what a restart does with it."""
 
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from retinue.core.events import MessageAssistant, RunQueued, RunSettled, RunStarted, TurnOpened
-from retinue.core.ids import RunId, SessionId
+from retinue.app import DATABASE
+from retinue.core.events import Event, RunQueued, RunSettled, RunStarted, TurnOpened
+from retinue.core.ids import SessionId
 from retinue.stores.sqlite import SQLiteStore
-from retinue.testing.checkers import check_all, check_projections
+from retinue.testing.checkers import all_events, check_all, check_kept, check_projections
 from retinue.testing.simloop import SimCrash
 from tests.scenarios import snapshots
 from tests.scenarios.stage import (
     AGAIN,
     Stage,
     Theatre,
-    body_of,
     call,
     child,
     each_seed,
@@ -27,6 +28,7 @@ from tests.scenarios.stage import (
 )
 
 KILLS = 8
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @each_seed
@@ -86,16 +88,16 @@ def test_S141_under_on_restart_cancelled_the_same_run_reads_cancelled() -> None:
     assert (settled.status, settled.reason) == ("cancelled", "restart")
 
 
-def _write_until_killed(path: Path, snapshots_min: int) -> int:
-    """Let a process rewrite a run's snapshot, kill it with SIGKILL, and return the last version it had acknowledged."""
-    command = [sys.executable, "-m", snapshots.__name__, str(path)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2])
+def _killed(what: str, path: Path, lines_min: int) -> int:
+    """Let a process write, kill it with SIGKILL, and return the last number that it said."""
+    command = [sys.executable, "-m", snapshots.__name__, what, str(path)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY)
     assert writer.stdout is not None
     with writer, writer.stdout:
-        lines = [writer.stdout.readline() for _ in range(snapshots_min)]
+        lines = [writer.stdout.readline() for _ in range(lines_min)]
         writer.kill()
         lines += writer.stdout.readlines()
-    assert writer.returncode == -9
+    assert writer.returncode == -signal.SIGKILL
     return int([line for line in lines if line.endswith(b"\n")][-1])
 
 
@@ -106,38 +108,38 @@ def test_S142_after_a_kill_during_a_snapshot_write_the_row_is_the_old_or_the_new
     path = tmp_path / "store.db"
     chance = random.Random(142)
     for _ in range(KILLS):
-        acknowledged = _write_until_killed(path, chance.randint(1, 30))
+        acknowledged = _killed("rewrite", path, chance.randint(1, 30))
         store = SQLiteStore(path)
-        run = store.run(RunId(snapshots.RUN))
-        assert run is not None
-        version = run.steps
-        assert run.partial == snapshots.text_of(version)
-        said = [event.fact for event in store.tail(0, limit=10**6) if isinstance(event.fact, MessageAssistant)]
-        assert len(said) == version
-        assert acknowledged <= version <= acknowledged + 1
-        assert check_all(store.tail(0, limit=10**6), at_rest=False) == []
+        row = store.run(snapshots.RUN)
+        assert row is not None
+        assert acknowledged <= row.steps <= acknowledged + 1
+        assert row.partial == snapshots.text_of(row.steps)
+        assert store.position() == row.steps  # and its event is of the same version
         store.close()
 
 
-def test_S142_a_killed_runtime_leaves_a_log_that_the_next_start_closes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", snapshots.__name__, "--delegate", str(tmp_path)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2])
-    assert writer.stdout is not None
-    with writer, writer.stdout:
-        for _ in range(12):
-            assert writer.stdout.readline()
-        writer.kill()
-    closed = subprocess.run(
-        [sys.executable, "-m", snapshots.__name__, "--recover", str(tmp_path)],
-        cwd=Path(__file__).resolve().parents[2],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    store = SQLiteStore(tmp_path / "retinue.sqlite3")
-    events = store.tail(0, limit=10**6)
-    assert check_all(events) == []
+def test_S142_what_a_killed_runtime_leaves_is_whole_and_the_next_start_closes_it(tmp_path: Path) -> None:
+    for lines_min in (6, 14, 30):
+        folder = tmp_path / str(lines_min)
+        folder.mkdir()
+        acknowledged = _killed("delegate", folder, lines_min)
+        path = folder / "data" / DATABASE
+        before = _read(path, at_rest=False)
+        assert len(before) >= acknowledged
+        subprocess.run([sys.executable, "-m", snapshots.__name__, "recover", folder], cwd=REPOSITORY, check=True)
+        after = _read(path, at_rest=True)
+        assert check_kept(before, after) == []
+        settled = {event.fact.name: event.fact.reason for event in after if isinstance(event.fact, RunSettled)}
+        assert settled.pop("quick", "done") in {"done", "restart"}
+        assert set(settled.values()) <= {"restart"}
+    assert set(settled) == {"slow", "slower"}
+
+
+def _read(path: Path, *, at_rest: bool) -> list[Event]:
+    """Return a store's events after checking them and every row."""
+    store = SQLiteStore(path)
+    events = all_events(store)
+    assert check_all(events, at_rest=at_rest) == []
     assert check_projections(store) == []
-    assert {fact.reason for event in events if isinstance(fact := event.fact, RunSettled)} <= {"done", "restart"}
-    assert any(isinstance(event.fact, RunSettled) and event.fact.reason == "restart" for event in events), closed.stdout
     store.close()
+    return events

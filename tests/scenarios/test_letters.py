@@ -70,7 +70,7 @@ def test_S64_letters_are_first_in_first_out_drained_once_and_separated_by_recipi
         child("early", "1", delay_ms=2_000),
         child("middle", "2", delay_ms=4_000),
     )
-    # The third root has a script of its own: a root is asked by its number only, so its first line spawns too.
+    # A script tells roots apart by nothing, so the third one spawns too; what counts is its first request.
     life = play(script(*lines), scene, tools=lambda world: [slow_tool(world.clock, 9.0)], seed=seed)
     assert life.value is not None
     for root in life.value:
@@ -225,7 +225,9 @@ TEXTS = {
 def test_S72_a_payload_over_900_tokens_is_cut_to_the_longest_fitting_prefix_with_a_marker(name: str) -> None:
     whole = TEXTS[name]
     reads = [parent("", call("read_agent_output", id="{{run:1}}", offset=24_000 * n)) for n in range(2)]
-    life = play_turn(parent("", spawn("kid")), parent("", call("wait_agent")), *reads, parent("done"), AGAIN, child("kid", whole))
+    life = play_turn(
+        parent("", spawn("kid")), parent("", call("wait_agent")), *reads, parent("done"), AGAIN, child("kid", whole)
+    )
     letter = life.letter("kid")
     shown = _shown_of(letter)
     if name == "exact":

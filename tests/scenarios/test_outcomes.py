@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from retinue.core.decide.base import Ending
 from retinue.core.decide.runs import Settle, decide_settle
 from retinue.core.events import LetterQueued, RunQueued, RunSettled, RunStarted, SessionOpened, TurnClosed
 from retinue.core.run import Run
-from retinue.ports import Delta, Finish, FinishCall, ModelRequest, ToolContext, ToolResult
+from retinue.ports import Finish, FinishCall, ModelRequest, ToolContext, ToolResult
 from retinue.runtime.handles import Child
 from retinue.testing.fakes import FakeTool, echo_tool
 from retinue.testing.faults import SLOW_STOP_S, FaultyModel
@@ -27,12 +28,10 @@ from tests.scenarios.stage import (
     each_seed,
     parent,
     payload_of,
-    place,
     play,
     play_turn,
     says,
     script,
-    seconds_between,
     spawn,
 )
 
@@ -129,7 +128,7 @@ def _start_cancelled_in_pass(number: int, seed: int) -> Started:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_S32_a_start_aborted_before_the_decision_publishes_nothing_and_later_leaves_a_cancelled_run(seed: int) -> None:
-    """`await start` that is cancelled undoes it; once it has returned, its caller's cancellation is nobody's concern."""
+    """Cancelling `await start` undoes it; once it has returned, its caller's cancellation is nobody's concern."""
     seen = {"nothing": 0, "cancelled": 0, "started": 0}
     for number in range(200):
         started = _start_cancelled_in_pass(number, seed)
@@ -270,7 +269,7 @@ ACTS: dict[str, Act] = {
 """Endings that come from outside while the model says nothing."""
 
 
-def _ends_once(reason: str, life: Life[object]) -> None:
+def _ends_once(reason: str, life: Life[Any]) -> None:
     settled = life.settled("kid")
     assert settled.reason == reason
     assert len([fact for fact in life.told(TurnClosed) if fact.run_id == settled.run_id]) == 1
@@ -310,8 +309,10 @@ async def _end_again(stage: Stage, run: Run) -> None:
     first = stage.run("kid")
     _, note = await stage.kernel.scheduler.cancel(run.run_id)
     assert note == f"already ended: {first.status}"
-    for status, reason in (("completed", "done"), ("failed", "provider_error")):
-        ending = Ending(status=status, reason=reason, detail="again")
+    for ending in (
+        Ending(status="completed", reason="done", detail="again"),
+        Ending(status="failed", reason="provider_error", detail="again"),
+    ):
         command = Settle(run_id=run.run_id, ending=ending, stamp=stage.kernel.journal.stamp())
         await stage.kernel.journal.submit(decide_settle, command)
     await stage.kernel.interrupt(run.session_id)

@@ -226,7 +226,9 @@ def test_S14_spawns_from_the_model_and_from_python_at_the_same_time_share_the_ca
         await work.done.wait()
 
     life = play(
-        script(parent("", *(spawn(f"kid{n}") for n in range(3))), parent("done"), AGAIN, child(None, "x", delay_ms=900)),
+        script(
+            parent("", *(spawn(f"kid{n}") for n in range(3))), parent("done"), AGAIN, child(None, "x", delay_ms=900)
+        ),
         scene,
         seed=seed,
     )

@@ -1,6 +1,7 @@
 """Scenarios S40 to S56: wait, read, list, cancel."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ from tests.scenarios.stage import (
 )
 
 
-def _took_s(life: Life[object], answer: ToolText) -> float:
+def _took_s(life: Life[Any], answer: ToolText) -> float:
     """Return the virtual seconds from the first run's begin to a tool's answer."""
     begun = places(life.events, RunStarted)[0]
     return seconds_between(life.events, begun, place(life.events, ToolFinished, call_id=answer.call_id))

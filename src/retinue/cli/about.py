@@ -62,7 +62,7 @@ def _shown(row: ConnectionRow) -> dict[str, Any]:
 
 
 def _built_in() -> list[dict[str, Any]]:
-    empty = {"base_url": None, "models": [], "api_key_env": None, "key_set": False}
+    empty: dict[str, Any] = {"base_url": None, "models": [], "api_key_env": None, "key_set": False}
     return [{"name": "scripted:FILE", "kind": "scripted", **empty}, {"name": "offline", "kind": "offline", **empty}]
 
 

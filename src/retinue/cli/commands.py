@@ -97,7 +97,7 @@ def sessions_show(
 def runs_list(
     *,
     session: Annotated[str | None, Parameter(help="Only the runs below this session.")] = None,
-    open: Annotated[bool, Parameter(negative="", help="Only those queued or running.")] = False,  # noqa: A002, FBT002 - the flag is called --open
+    open: Annotated[bool, Parameter(negative="", help="Only those queued or running.")] = False,
     options: Paging | None = None,
 ) -> int:
     """List runs in the order they were created."""
@@ -154,7 +154,7 @@ def tree(
 
 
 @app.command
-def policies(*, json: Annotated[bool, Parameter(negative="", help="Print JSON.")] = False) -> int:  # noqa: FBT002 - a flag
+def policies(*, json: Annotated[bool, Parameter(negative="", help="Print JSON.")] = False) -> int:
     """Show every switch of the five policies, and which values this version acts on."""
     return _part("policies")(as_json=json)
 

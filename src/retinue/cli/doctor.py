@@ -183,7 +183,7 @@ def _keys(settings: Settings) -> list[Check]:
     except RetinueError as error:
         return [Check("connections", "fail", error.detail, error.hint)]
     return [
-        Check(f"key of {row.name}", "ok" if row.key_set else "warn", f"{row.api_key_env} is set")
+        Check(f"key of {row.name}", "ok", f"{row.api_key_env} is set")
         if row.key_set
         else Check(f"key of {row.name}", "warn", f"{row.api_key_env} is not set", "Set it where its models are used.")
         for row in rows

@@ -37,7 +37,6 @@ def execute(arguments: Sequence[str]) -> int:
         refusal = RetinueError("store_failed", str(error), "What was committed is safe; nothing was changed.")
         return _refused(refusal, as_json=as_json, streaming=streaming)
     except BrokenPipeError:
-        printing.close_quietly()
         return OK
     except KeyboardInterrupt:
         return KEYBOARD
@@ -64,7 +63,7 @@ def _tokens(arguments: Sequence[str]) -> list[str]:
     if not arguments or arguments[0] != "run":
         return list(arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    return [token for token in arguments[:end] if token != "-"] + list(arguments[end:])
+    return [word for word in arguments[:end] if word != "-"] + list(arguments[end:])
 
 
 def _usage(error: cyclopts.CycloptsError, tokens: Sequence[str]) -> RetinueError:

@@ -7,7 +7,7 @@ import msgspec
 
 from retinue.cli import printing
 from retinue.cli.options import Paging, Where
-from retinue.cli.plain import amount, duration, line
+from retinue.cli.plain import duration, line, steps, tokens
 from retinue.cli.reading import below, find_run, find_session, record
 from retinue.core.errors import RetinueError
 from retinue.core.events import Usage
@@ -106,7 +106,7 @@ def tree(session_id: str, options: Where) -> int:
     for depth, run in ordered:
         why = _why(run)
         shown = f"{'  ' * depth}{line(run.name, 40)}  {run.run_id}  {run.status}{': ' if why else ''}{line(why)}"
-        printing.text(f"{shown}  {_steps(run.steps)}, {_tokens(run.usage)}{_took(run)}")
+        printing.text(f"{shown}  {steps(run.steps)}, {tokens(run.usage)}{_took(run)}")
     return 0
 
 
@@ -197,7 +197,7 @@ def _usage(usage: Usage) -> str:
 
 def _run_cells(run: Run) -> tuple[object, ...]:
     time = "" if run.elapsed_s is None else duration(run.elapsed_s)
-    return run.run_id, run.session_id, run.name, run.status, _why(run), run.steps, _tokens(run.usage), time
+    return run.run_id, run.session_id, run.name, run.status, _why(run), run.steps, tokens(run.usage), time
 
 
 def _why(run: Run) -> str:
@@ -206,17 +206,6 @@ def _why(run: Run) -> str:
         place = "" if run.queue_position is None else f", number {run.queue_position} in the queue"
         return f"waits for {run.waiting_for.what}{place}"
     return "" if run.reason in (None, "done") else str(run.reason)
-
-
-def _steps(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"
-
-
-def _tokens(usage: Usage) -> str:
-    """Return the reported tokens; `–` where nothing was reported, `+?` behind a sum that is not whole."""
-    if usage.requests == usage.unreported:
-        return "– tokens"
-    return f"{amount(usage.total)}{'+?' if usage.unreported else ''} tokens"
 
 
 def _took(run: Run) -> str:

@@ -1,6 +1,5 @@
 """Draws the live tree on a terminal's stderr, from a thread of its own; it takes no event and prints no result."""
 
-import sys
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -8,7 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from retinue.cli.plain import amount, duration, line
+from retinue.cli.plain import duration, line, steps, tokens
 from retinue.cli.watch import Row, Tree
 
 REFRESHES_PER_S: Final = 4
@@ -84,20 +83,8 @@ def _cells(tree: Tree, depth: int, row: Row) -> tuple[Text, ...]:
         name,
         Text(row.status, style),
         Text("" if seconds is None else duration(seconds)),
-        Text(line(row.model, _MODEL_CHARS), "dim"),
-        Text(f"{row.steps} step{'' if row.steps == 1 else 's'}", "dim"),
-        Text(tokens(row), "dim"),
+        Text("" if row is not tree.root and row.model == tree.root.model else line(row.model, _MODEL_CHARS), "dim"),
+        Text(steps(row.steps), "dim"),
+        Text(tokens(row.usage), "dim"),
         Text(line(tree.doing(row), 300), "" if row.is_open else style),
     )
-
-
-def tokens(row: Row) -> str:
-    """Return the reported tokens; `–` where nothing was reported, `+?` behind a sum that is not whole."""
-    if row.usage.requests == row.usage.unreported:
-        return "– tokens"
-    return f"{amount(row.usage.total)}{'+?' if row.usage.unreported else ''} tokens"
-
-
-def is_drawable() -> bool:
-    """Return whether stderr is a terminal that can be redrawn."""
-    return sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal

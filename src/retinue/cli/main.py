@@ -5,8 +5,10 @@ import importlib.metadata
 import os
 import sys
 import threading
-from contextlib import suppress
-from typing import Any
+from typing import Any, Final, TextIO
+
+THREAD_END_MAX_S: Final = 0.2
+"""Seconds that a thread has to end once its pool is closed; an idle one needs none of it."""
 
 
 def main() -> None:
@@ -20,14 +22,22 @@ def main() -> None:
 
 def _leave(code: int) -> None:
     """End the process with `code`, also where a thread never ends (a tool that hangs, a pipe that nobody reads)."""
-    stuck = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(THREAD_END_MAX_S)
     for stream in (sys.stdout, sys.stderr):
-        # Whoever read it may be gone; then there is nothing left to write, and nobody to tell.
-        with suppress(OSError, ValueError):
-            stream.flush()
-    if stuck:
+        _flush(stream)
+    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         os._exit(code)
     sys.exit(code)
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        # Whoever read it is gone; what is still buffered goes nowhere, so that the interpreter does not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ the cursor, or answer in the person's name.
 import re
 from typing import Final
 
+from retinue.core.events import Usage
+
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]?")
 _CONTROL: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -26,7 +28,7 @@ def line(text: str, chars_max: int = 200) -> str:
 
 
 def safe_json(data: bytes) -> bytes:
-    """Return the same JSON with what steers a terminal written as `\\uXXXX`."""
+    """Return the same JSON with what steers a terminal written as an escape of JSON."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode()).encode()
 
 
@@ -48,3 +50,15 @@ def amount(number: int) -> str:
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return str(number)
+
+
+def tokens(usage: Usage) -> str:
+    """Return the reported tokens; `?` where nothing was reported, `+?` behind a sum that is not whole."""
+    if usage.requests == usage.unreported:
+        return "? tokens" if usage.requests else "0 tokens"
+    return f"{amount(usage.total)}{'+?' if usage.unreported else ''} tokens"
+
+
+def steps(number: int) -> str:
+    """Return `1 step`, `2 steps`."""
+    return f"{number} step{'' if number == 1 else 's'}"

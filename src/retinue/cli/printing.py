@@ -1,6 +1,5 @@
-"""What a command writes to stdout and stderr: one document, a text, a table, a note, a problem; it decides no content."""
+"""What a command writes to stdout and stderr: a document, a text, a table, a note, a problem; it decides no content."""
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -64,17 +63,6 @@ def problem(error: RetinueError, *, as_json: bool) -> None:
         note(f"  {line(error.hint, 2000)}")
     if as_json:
         document(error.to_dict())
-
-
-def close_quietly() -> None:
-    """Let what is still buffered for a reader that is gone go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def _write(data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Opens the record for reading commands: never makes one, and lets nothing look alive whose process is gone."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PAGE_ROWS = 1000
 
 
 @contextmanager
-def record(where: Where) -> Iterator[SQLiteStore | None]:
+def record(where: Where) -> Generator[SQLiteStore | None]:
     """Give the store open for reading; null where there is no record yet.
 
     What a crash left open is closed first where that is possible; else a note says that its process is gone.

@@ -29,6 +29,8 @@ SHUTDOWN_MAX_S: Final = 4.5
 """Seconds after SIGTERM at which the process ends, whatever is still open (SHAPES: within 5 s)."""
 COMMIT_MAX_S: Final = 2.0
 """Seconds that a second SIGINT waits for the commit in hand."""
+LEFTOVER_MAX_S: Final = 0.4
+"""Seconds that bodies which were given up have once all else is over."""
 OUTPUT_MAX_S: Final = 1.0
 """Seconds that a reader has to take the rest of the output once the process was told to end."""
 
@@ -133,7 +135,7 @@ def _prompt(argument: str | None) -> str:
 
 
 def _from_stdin() -> str:
-    if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - None when closed
+    if sys.stdin is None or sys.stdin.isatty():
         raise RetinueError("invalid", "There is no prompt.", "Give it as an argument or on stdin.")
     data = sys.stdin.buffer.read(PROMPT_MAX_BYTES + 1)
     if len(data) > PROMPT_MAX_BYTES:
@@ -187,7 +189,10 @@ async def _do(job: Job) -> int:
                 session, feed = await _open(runtime, job)
                 row = await runtime.session_row(session.session_id)
                 show = show_for(row.header, session.session_id, writer, as_json=job.json)
-                return await _Turn(runtime, session.prompt(job.prompt), feed, show).lead(stops)
+                code = await _Turn(runtime, session.prompt(job.prompt), feed, show).lead(stops)
+        # A body that ignores its cancellation would keep the loop from ending; everything is on record by now.
+        asyncio.get_running_loop().call_later(LEFTOVER_MAX_S, os._exit, code)
+        return code
     finally:
         writer.close()
 
@@ -226,7 +231,7 @@ class _Turn:
         """Wait for the turn and for its readers, and return the exit code."""
         stops.on_interrupt, stops.on_hurry, stops.on_shutdown = self._interrupt, self._hurry, self._shut_down
         shown = self._begin(self._show_all())
-        shown.add_done_callback(self._reader_left)
+        shown.add_done_callback(lambda _: self._reader_left())
         await asyncio.wait((self._result, self._enough), return_when=asyncio.FIRST_COMPLETED)
         self._feed.close()
         if not self._result.done():
@@ -258,7 +263,7 @@ class _Turn:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _reader_left(self, shown: "asyncio.Task[Any]") -> None:
+    def _reader_left(self) -> None:
         if not self._result.done():
             # Nobody reads any more: that ends the process like a SIGTERM, only nobody is in a hurry.
             self._begin(self._kernel.supervisor.shutdown())

@@ -6,12 +6,12 @@ Everything that may block (a pipe nobody reads, a stopped terminal) is written o
 import importlib
 import os
 import sys
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from retinue.cli import printing
-from retinue.cli.plain import duration, line
+from retinue.cli.plain import duration, line, steps
 from retinue.cli.watch import Row, Tree
 from retinue.core.events import Event, SessionOpened, TurnOpened, Usage, Warned
 from retinue.core.ids import SessionId
@@ -193,5 +193,4 @@ def _line(row: Row, *, is_root: bool) -> str:
         return f"{name}: {row.status}"
     seconds = row.seconds()
     how = row.status if row.reason in (None, "done") else f"{row.status}, {row.reason}"
-    steps = f"{row.steps} step{'' if row.steps == 1 else 's'}"
-    return f"{name}: {how}, {steps}" + ("" if seconds is None else f", {duration(seconds)}")
+    return f"{name}: {how}, {steps(row.steps)}" + ("" if seconds is None else f", {duration(seconds)}")

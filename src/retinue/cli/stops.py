@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -25,7 +25,7 @@ class Stops:
         self.on_shutdown: Callable[[], None] = lambda: None
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> Generator[None]:
         """Take the signals of this process while inside; a SIGHUP that nohup had ignored stays ignored."""
         loop = asyncio.get_running_loop()
         taken = [number for number in _TERMS if signal.getsignal(number) is not signal.SIG_IGN]

@@ -9,7 +9,7 @@ from retinue.core.run import Run
 from retinue.core.text import CUT_MARK, fit_bytes, fit_tokens
 
 DIAGNOSTIC_MAX_BYTES: Final = 4096
-"""Bytes of a run's `detail` (DSH; scenario S30)."""
+"""Bytes of a run's `detail` (scenario S30)."""
 REMARK_DETAIL_MAX_BYTES: Final = 208
 """Bytes of `detail` inside a letter: with header, sentence, remark and pointer it stays under 200 tokens."""
 NO_OUTPUT: Final = "(subagent completed without output)"

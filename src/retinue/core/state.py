@@ -128,6 +128,8 @@ class State:
                 session.finish_call(fact)
                 if fact.run_id is not None and fact.run_id in self.runs:
                     self._set(runs.went_home(self.runs[fact.run_id], fact))
+            case _:
+                assert_never(fact)
 
     def _fold_letter(self, session: Session, fact: LetterQueued | LetterAbsorbed) -> None:
         if isinstance(fact, LetterQueued):
@@ -157,6 +159,8 @@ class State:
             case RunResumed():
                 self._set(runs.resumed(self.runs[fact.run_id], fact))
                 self.book.start(fact.run_id)
+            case _:
+                assert_never(fact)
 
     def _fold_waiting(self, fact: RunWaiting) -> None:
         self.book.release(fact.run_id)
@@ -167,9 +171,8 @@ class State:
         self.run_rows[run.run_id] = run
         if run.result_state in HOME:
             self.runs.pop(run.run_id, None)
-            parent = self.sessions.get(run.parent_id)
-            if parent is not None:
-                parent.not_home.pop(run.run_id, None)
+            # In memory as long as the run is: see `_forget`.
+            self.sessions[run.parent_id].not_home.pop(run.run_id, None)
         else:
             self.runs[run.run_id] = run
 

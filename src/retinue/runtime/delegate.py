@@ -189,7 +189,7 @@ def _require_positive(request: SpawnRequest) -> None:
         ("timeout_s", request.timeout_s, 0.001),
         ("max_depth", request.max_depth, 0),
     ):
-        # A negative zero counts as a number below zero here (DSH; scenario S18).
+        # A negative zero counts as a number below zero here (scenario S18).
         if value is not None and (value != value or value < least or str(value).startswith("-")):
             raise RetinueError("invalid", f"{name} cannot be {value}.", f"Give at least {least}, or leave it out.")
 

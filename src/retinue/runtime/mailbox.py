@@ -4,7 +4,7 @@ Waits ask "is it so?", never "did something change?": a wake that comes twice, l
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from retinue.core.errors import RetinueError
@@ -34,7 +34,9 @@ class Mailboxes:
         for session_id in list(self._waiting):
             self.wake(session_id)
 
-    async def until(self, session_id: SessionId, is_so: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    async def until(
+        self, session_ids: Sequence[SessionId], is_so: Callable[[], bool], timeout_s: float | None = None
+    ) -> bool:
         """Return True once `is_so`, False when `timeout_s` seconds passed first; raise `store_failed` if that came."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -44,20 +46,25 @@ class Mailboxes:
             left = RECHECK_S if deadline is None else deadline - loop.time()
             if left <= 0:
                 return False
-            await self._once(session_id, min(left, RECHECK_S))
+            await self._once(session_ids, min(left, RECHECK_S))
         return True
 
-    async def _once(self, session_id: SessionId, timeout_s: float) -> None:
+    async def _once(self, session_ids: Sequence[SessionId], timeout_s: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(session_id, {})[waiter] = None
+        for session_id in session_ids:
+            self._waiting.setdefault(session_id, {})[waiter] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
         except TimeoutError:
             pass
         finally:
-            others = self._waiting.get(session_id)
-            if others is not None:
-                others.pop(waiter, None)
-                if not others:
-                    del self._waiting[session_id]
+            for session_id in session_ids:
+                self._forget(session_id, waiter)
+
+    def _forget(self, session_id: SessionId, waiter: "asyncio.Future[None]") -> None:
+        others = self._waiting.get(session_id)
+        if others is not None:
+            others.pop(waiter, None)
+            if not others:
+                del self._waiting[session_id]

@@ -159,8 +159,8 @@ class Scheduler:
         def is_so() -> bool:
             return wanted(not self.is_open(run_id) for run_id in run_ids)
 
-        # Every settlement wakes its parent; with several parents the mailbox's own recheck covers the others.
-        in_time = await self._mailboxes.until(next(iter(parents)), is_so, timeout_s)
+        # Every settlement wakes its parent.
+        in_time = await self._mailboxes.until(tuple(parents), is_so, timeout_s)
         if in_time:
             await self._journal.flushed()
         return in_time
@@ -170,12 +170,14 @@ class Scheduler:
         """Mark that an activity of a turn only waits for its own descendants: no slot, no place in the tool pool."""
         if call_id is not None:
             work.leave_place(call_id)
-        work.begin_wait()
+        if not work.begin_wait(call_id):
+            yield
+            return
         self.rest(work)
         try:
             yield
         finally:
-            work.end_wait()
+            work.end_wait(call_id)
             self._want_slot(work)
 
     def rest(self, work: Work) -> None:
@@ -194,7 +196,7 @@ class Scheduler:
             return
         run_id = work.run_id
         self._want_slot(work)
-        await self._mailboxes.until(work.session_id, lambda: not self._is_yielded(run_id))
+        await self._mailboxes.until((work.session_id,), lambda: not self._is_yielded(run_id))
 
     def _is_yielded(self, run_id: RunId) -> bool:
         run = self._journal.state.runs.get(run_id)

@@ -25,6 +25,8 @@ Body = Callable[[Work], Awaitable[Ending]]
 
 GRACE_S: Final = 5.0
 """Seconds a body has to stop before it is told again, and once more before it is given up."""
+SHUTDOWN_GRACE_S: Final = 1.5
+"""The same while the process shuts down: twice this is well under the 5 s that SHAPES gives to SIGTERM."""
 DEADLINE_RECHECK_S: Final = 1.0
 CLOCK_TICK_S: Final = 0.001
 """Seconds that a sum of stretches may be short of the limit by rounding; a timer that short would not move a clock."""
@@ -91,8 +93,12 @@ class Supervisor:
         self._cancel_children(work, ending)
         if work.body is not None:
             work.body.cancel()
-        work.timers.append(asyncio.get_running_loop().call_later(self._grace_s, self._cancel_again, work))
+        self._later(work, self._cancel_again)
         return True
+
+    def _later(self, work: Work, act: Callable[[Work], None]) -> None:
+        grace_s = min(self._grace_s, SHUTDOWN_GRACE_S) if self.closing else self._grace_s
+        work.timers.append(asyncio.get_running_loop().call_later(grace_s, act, work))
 
     def fail(self, error: RetinueError) -> None:
         """Nothing can be stored any more: cancel every body; their turns end `store_failed`, unstored."""
@@ -105,6 +111,8 @@ class Supervisor:
         """Stop all turns top-down and return when every one is settled."""
         self.closing = True
         for work in list(self.works.values()):
+            if work.stop is not None:
+                self._later(work, self._cancel_again)
             self.stop(work.session_id, SHUTDOWN)
         while self._tasks:
             await asyncio.wait(list(self._tasks))
@@ -115,7 +123,7 @@ class Supervisor:
         if work.body is None or work.body.done():
             return
         work.body.cancel()
-        work.timers.append(asyncio.get_running_loop().call_later(self._grace_s, self._give_up, work))
+        self._later(work, self._give_up)
 
     def _give_up(self, work: Work) -> None:
         if not work.given_up.done():
@@ -176,7 +184,7 @@ class Supervisor:
     async def _end_children(self, work: Work, ending: Ending) -> None:
         self._cancel_children(work, ending)
         session = self._journal.state.sessions[work.session_id]
-        await self._mailboxes.until(work.session_id, lambda: not session.open_runs)
+        await self._mailboxes.until((work.session_id,), lambda: not session.open_runs)
 
     def _cancel_children(self, work: Work, ending: Ending) -> None:
         if self._journal.error is not None:

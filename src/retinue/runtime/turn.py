@@ -72,7 +72,7 @@ class TurnLoop:
         if not _reason_for_a_step(session):
             async with self._scheduler.waiting(work):
                 await self._mailboxes.until(
-                    work.session_id, lambda: _reason_for_a_step(session) or not owes_a_step(session)
+                    (work.session_id,), lambda: _reason_for_a_step(session) or not owes_a_step(session)
                 )
                 if not session.waiting_input:
                     await self._gather(work, session)
@@ -80,13 +80,13 @@ class TurnLoop:
 
     async def _gather(self, work: Work, session: Session) -> None:
         await self._mailboxes.until(
-            work.session_id, lambda: bool(session.waiting_input) or not session.open_runs, GATHER_S
+            (work.session_id,), lambda: bool(session.waiting_input) or not session.open_runs, GATHER_S
         )
 
     async def _wait_for_all(self, work: Work, session: Session) -> None:
         if session.open_runs:
             async with self._scheduler.waiting(work):
-                await self._mailboxes.until(work.session_id, lambda: not session.open_runs)
+                await self._mailboxes.until((work.session_id,), lambda: not session.open_runs)
 
 
 def _reason_for_a_step(session: Session) -> bool:

@@ -35,7 +35,7 @@ class Work:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._working = 1
-        self._waiting = 0
+        self._waits: dict[CallId | None, None] = {}
         self._places: dict[CallId, asyncio.Semaphore] = {}
 
     @property
@@ -70,7 +70,7 @@ class Work:
     @property
     def only_waits(self) -> bool:
         """Whether everything this turn does at the moment is waiting for its own descendants."""
-        return self._working == 0 and self._waiting > 0
+        return self._working == 0 and bool(self._waits)
 
     def begin(self, count: int = 1) -> None:
         """Count activities that work."""
@@ -80,14 +80,17 @@ class Work:
         """An activity that worked is over."""
         self._working -= 1
 
-    def begin_wait(self) -> None:
-        """An activity that worked waits for descendants."""
+    def begin_wait(self, call_id: CallId | None) -> bool:
+        """An activity that worked waits for descendants; return False for a call that waits already."""
+        if call_id in self._waits:
+            return False
+        self._waits[call_id] = None
         self._working -= 1
-        self._waiting += 1
+        return True
 
-    def end_wait(self) -> None:
+    def end_wait(self, call_id: CallId | None) -> None:
         """It works again."""
-        self._waiting -= 1
+        del self._waits[call_id]
         self._working += 1
 
     def take_place(self, call_id: CallId, pool: asyncio.Semaphore) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 T = TypeVar("T")
 
 STILL_PASSES_MAX: Final = 10_000
-"""Passes of a world without time moving, before it counts as a livelock (DESIGN section 7)."""
+"""Passes of a world without time moving, before it counts as a livelock."""
 PASSES_MAX: Final = 200_000
 """Passes of a world at all."""
 PRUNE_TASKS_MIN: Final = 256

@@ -321,7 +321,9 @@ def _settlement(
         parent_drafts.append(letter)
     plan = Plan(state.book, state.caps)
     plan.leave(run.run_id)
-    admitted, effects = _admit(state, plan_order=[seat.run_id for seat in plan.admit()], stamp=stamp)
+    # A run that only waited frees no slot; and several may be cancelled in one commit, none to start another of them.
+    following = [seat.run_id for seat in plan.admit()] if run.status == "running" else []
+    admitted, effects = _admit(state, plan_order=following, stamp=stamp)
     fact = RunSettled(**run_fact_keys(settled), usage_tree=settled.usage_tree)
     drafts = (*child_drafts, Draft(session_id=run.parent_id, fact=fact), *parent_drafts, *admitted)
     outputs = (

@@ -1,0 +1,129 @@
+"""Runs the real command in processes of its own and reads what it prints; it waits on conditions, never on time."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECONDS_MAX = 120
+"""After this many seconds a process is killed: a test that hangs fails instead."""
+COMMAND = [sys.executable, "-m", "retinue"]
+Line = dict[str, Any]
+
+
+class Ran(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def document(self) -> Any:
+        """Return the one JSON document on stdout."""
+        return json.loads(self.out)
+
+    def lines(self) -> list[Line]:
+        """Return the JSON lines on stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment without keys, models, data directories or settings of the person who runs the tests."""
+    own = ("OPENAI_", "ANTHROPIC_", "RETINUE_", "XDG_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**kept, "HOME": str(home), "TERM": "xterm-256color", **(extra or {})}
+
+
+def retinue(folder: Path, *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None, **more: Any) -> Ran:
+    """Run a command in a folder to its end."""
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        env=environment(folder, env),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+        **more,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+class Running:
+    """A command at work, inside a `with` block."""
+
+    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str] | None = None, **more: Any) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=folder,
+            env=environment(folder, env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+        self.seen: list[Line] = []
+        self._alarm = threading.Timer(SECONDS_MAX, self.process.kill)
+        self._alarm.start()
+
+    def __enter__(self) -> "Running":
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill what still lives."""
+        self._alarm.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+    def until(self, wanted: Callable[[Line], bool]) -> Line:
+        """Read JSON lines until one is as wanted, and return it."""
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            line: Line = json.loads(text)
+            self.seen.append(line)
+            if wanted(line):
+                return line
+        _, err = self.process.communicate()
+        raise AssertionError(f"The command ended with {self.process.returncode} before that line came: {err}")
+
+    def event(self, kind: str, **fields: Any) -> Line:
+        """Read until an event of this type, with these fields, and return it."""
+        return self.until(lambda line: line["type"] == kind and fields.items() <= line.items())
+
+    def end(self) -> Ran:
+        """Read the rest and return what it left; its lines join `seen`."""
+        out, err = self.process.communicate()
+        self.seen += [json.loads(text) for text in out.splitlines()]
+        return Ran(self.process.returncode, out, err)
+
+
+def script(folder: Path, *lines: Mapping[str, Any], name: str = "script.jsonl") -> str:
+    """Write a script and return the model that plays it."""
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return f"scripted:{name}"
+
+
+def call(tool: str, **arguments: Any) -> dict[str, Any]:
+    """Return a tool call of a script."""
+    return {"name": tool, "arguments": arguments}
+
+
+def of_type(lines: Sequence[Line], kind: str) -> list[Line]:
+    """Return the events of one type."""
+    return [line for line in lines if line["type"] == kind]
+
+
+def one_sentence(ran: Ran) -> str:
+    """Return the sentence that a refusal prints, after looking that there is one and no traceback."""
+    assert "Traceback" not in ran.err, ran.err
+    found = [line for line in ran.err.splitlines() if line.startswith("retinue: ")]
+    assert len(found) == 1, ran.err
+    return found[0]
