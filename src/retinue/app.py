@@ -281,7 +281,10 @@ class Runtime:
 
     async def _open(self) -> None:
         custom = [made for item in self._tools for made in _as_tools(item)]
-        registry = ModelRegistry(self.settings.connections, environment=self.settings.environ, custom=self._models)
+        clock = RealClock()
+        registry = ModelRegistry(
+            self.settings.connections, environment=self.settings.environ, custom=self._models, clock=clock
+        )
         folder = prepare_data_dir(self.settings.data_dir)
         lock = OwnerLock(folder)
         lock.acquire(self._command)
@@ -295,7 +298,7 @@ class Runtime:
         parts = Parts(
             store=store,
             executor=executor,
-            clock=RealClock(),
+            clock=clock,
             ids=RandomIds(),
             models=registry,
             definitions=Catalog(self.settings.home, known_tools=known),

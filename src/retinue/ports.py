@@ -52,6 +52,12 @@ class Delta(Value):
     text: str
 
 
+class Reset(Value):
+    """The request is tried again: the deltas before this one are void. `attempt` is that of the deltas to come."""
+
+    attempt: int
+
+
 class FinishCall(Value):
     """A call the model made, whole. `arguments` is the raw text; the loop checks that it is a JSON object."""
 
@@ -81,8 +87,8 @@ class Finish(Value):
 class Model(Protocol):
     """A model behind one connection."""
 
-    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish, None]:
-        """Yield deltas and then exactly one `Finish`; raise nothing but `asyncio.CancelledError`."""
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+        """Yield deltas, resets and then exactly one `Finish`; raise nothing but `asyncio.CancelledError`."""
         ...
 
     async def aclose(self) -> None:
@@ -304,3 +310,20 @@ class LiveDelta(Value):
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form (SHAPES, Events)."""
         return {"type": "delta", **msgspec.to_builtins(self)}
+
+
+class LiveReset(Value):
+    """Tells readers of deltas that those of earlier attempts at this step are void; never stored."""
+
+    session_id: SessionId
+    turn: TurnNo
+    step: StepNo
+    attempt: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the wire form (SHAPES, Events)."""
+        return {"type": "attempt.reset", **msgspec.to_builtins(self)}
+
+
+Live = LiveDelta | LiveReset
+"""What readers get beside stored events."""

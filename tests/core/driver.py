@@ -23,13 +23,11 @@ from retinue.core.events import (
     Rights,
     RunSpec,
     SessionOpened,
-    Snapshot,
     StepClosed,
     ToolCall,
     Usage,
 )
 from retinue.core.ids import CallId, Digest, Position, RunId, Seq, SessionId, StepNo, TurnNo
-from retinue.core.policy import stored
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.core.state import State

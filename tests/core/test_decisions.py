@@ -24,6 +24,7 @@ from retinue.core.events import (
     LetterQueued,
     MessageAssistant,
     RunSettled,
+    Snapshot,
     StepClosed,
     ToolFinished,
     TurnClosed,
@@ -31,6 +32,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.ids import CallId, RunId, SessionId
+from retinue.core.policy import stored
 from retinue.core.run import Run
 from tests.core import driver
 from tests.core.driver import CANCELLED, DONE, FAILED, Log
@@ -89,6 +91,25 @@ def test_the_cap_of_a_turn_begins_anew_and_that_of_a_root_run_counts_grandchildr
     assert driver.spawn(log, 4).value.status == "running"
 
 
+def test_children_of_children_count_on_after_the_root_has_left_and_leave_nothing_when_the_tree_is_over() -> None:
+    log = driver.opened({"caps.created.root_run": 4, "caps.created.turn": None})
+    driver.spawn(log, 1)
+    driver.spawn(log, 2, "s_1")
+    driver.close(log, ending=FAILED)
+    driver.settle(log, 1, FAILED)
+    assert ROOT not in log.state.sessions
+    driver.spawn(log, 3, "s_2")
+    driver.recall(log, ROOT)
+    driver.spawn(log, 4, "s_2")
+    assert refused(lambda: driver.spawn(log, 5, "s_2")).code == "cap_created"
+    for number in (3, 4, 2):
+        driver.settle(log, number, FAILED)
+    driver.recall(log, ROOT)
+    driver.open_turn(log, ROOT)
+    driver.close(log, ending=FAILED)
+    assert (log.state.sessions, log.state.runs, log.state.created) == ({}, {}, {})
+
+
 @pytest.mark.parametrize(
     ("cap", "where"),
     [
@@ -131,15 +152,15 @@ def test_a_child_of_a_session_without_a_turn_belongs_to_the_root_run_its_caller_
 
 def test_a_child_carries_its_definition_in_its_run_and_its_header() -> None:
     log = driver.opened()
-    role = driver_role()
+    role = a_role()
     run: Run = driver.spawn(log, 1, definition=role, effort="high", system_prompt="be brief").value
     header = log.state.sessions[SessionId("s_1")].header
     assert (run.agent, header.agent, header.agent_digest) == ("user:x", "user:x", "d")
     assert (header.definition, header.effort, header.system_prompt) == (role, "high", "be brief")
 
 
-def driver_role() -> Any:
-    return driver.Snapshot(ref="user:x", name="x", digest=driver.Digest("d"))
+def a_role() -> Snapshot:
+    return Snapshot(ref="user:x", name="x", digest=driver.Digest("d"))
 
 
 @pytest.mark.parametrize(
@@ -382,7 +403,7 @@ def test_cancelling_children_gives_a_freed_place_to_nobody_who_is_cancelled_with
     log = driver.opened({"caps.running.root": 1})
     for number in (1, 2, 3):
         driver.spawn(log, number)
-    log.state.policies[ROOT] = driver.stored({"name": "standard", "set": {"caps.running.root": 3}})
+    log.state.policies[ROOT] = stored({"name": "standard", "set": {"caps.running.root": 3}})
     command = CancelChildren(session_id=ROOT, ending=CANCELLED, stamp=log.stamp())
     decision = log.do(decide_cancel_children, command)
     assert [effect for effect in decision.effects if isinstance(effect, StartRun)] == []

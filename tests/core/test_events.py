@@ -41,7 +41,9 @@ OURS = {"run.waiting", "run.resumed"}
 def promised() -> dict[str, list[str]]:
     """SHAPES, Events: the fields of each type. Several types of a row have their fields parted by ` / `."""
     found: dict[str, list[str]] = {}
-    for line in (Path(__file__).parent / "events_table.md").read_text(encoding="utf-8").splitlines()[2:]:
+    page = (Path(__file__).parents[2] / "docs" / "shapes.md").read_text(encoding="utf-8")
+    table = page.partition("| type | fields |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
         first, text = (cell.strip() for cell in line.strip("|").split(" | ", 1))
         types = re.findall(r"`([\w.]+)`", first)
         if types[0].startswith("run."):

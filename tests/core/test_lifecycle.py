@@ -270,4 +270,4 @@ class Lifecycle(RuleBasedStateMachine):
 
 
 TestLifecycle = Lifecycle.TestCase
-TestLifecycle.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestLifecycle.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -32,7 +32,9 @@ NOT_YET = [key for key in FREE if key.honoured is not None]
 def rows() -> dict[str, list[str]]:
     """CONTRACT section 3, one list of cells a key: its values, then the five columns."""
     found: dict[str, list[str]] = {}
-    for line in (Path(__file__).parent / "policy_table.md").read_text(encoding="utf-8").splitlines()[2:]:
+    page = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
+    table = page.partition("| key | values |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         group = cells[0].partition(".")[0]
         keys = [name if "." in name else f"{group}.{name}" for name in cells[0].split(", ")]

@@ -1,5 +1,6 @@
 """Runs the real command in processes of its own and reads what it prints; it waits on conditions, never on time."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -9,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 SECONDS_MAX = 120
 """After this many seconds a process is killed: a test that hangs fails instead."""
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, PR_CAPBSET_DROP = 1, 2, 24
 COMMAND = [sys.executable, "-m", "retinue"]
 Line = dict[str, Any]
 
@@ -103,6 +107,22 @@ class Running:
         out, err = self.process.communicate()
         self.seen += [json.loads(text) for text in out.splitlines()]
         return Ran(self.process.returncode, out, err)
+
+
+def without_root_rights() -> dict[str, Any]:
+    """Return what makes a command of root's heed the rights of files, as everybody else's does."""
+    if os.geteuid() != 0:
+        return {}
+    if sys.platform != "linux":
+        pytest.skip("Only Linux lets root give its rights up for one command.")
+    return {"preexec_fn": _drop_file_rights}
+
+
+def _drop_file_rights() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
 
 
 def script(folder: Path, *lines: Mapping[str, Any], name: str = "script.jsonl") -> str:

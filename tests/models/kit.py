@@ -52,3 +52,19 @@ def asked(base_url: str, request: ModelRequest | None = None, **how: Any) -> tup
 def meta_of(path: Path) -> dict[str, Any]:
     """Return the first line of a stream file."""
     return json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+
+
+class FakeClock:
+    """The `Clock` port: a wait passes at once and is counted."""
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+
+    def wall(self) -> str:
+        return "2030-01-01T00:00:00.000Z"
+
+    def monotonic(self) -> float:
+        return sum(self.waited)
+
+    async def sleep(self, delay_s: float) -> None:
+        self.waited.append(delay_s)

@@ -11,7 +11,7 @@ from retinue.core.errors import RetinueError
 from retinue.models.registry import OPENAI_URL, Connection, ModelRegistry
 from retinue.testing.modelserver import ModelServer, Setup
 from retinue.testing.scripted import ScriptedModel
-from tests.models.kit import heard, request_of
+from tests.models.kit import FakeClock, heard, request_of
 
 
 def refused(registry: ModelRegistry, name: str) -> RetinueError:
@@ -120,16 +120,12 @@ def test_a_script_is_read_once_and_a_broken_one_names_its_line(tmp_path: Path) -
 
 
 def test_scripted_models_wait_with_the_given_sleep(tmp_path: Path) -> None:
-    waited: list[float] = []
-
-    async def sleep(delay_s: float) -> None:
-        waited.append(delay_s)
-
+    clock = FakeClock()
     path = tmp_path / "slow.jsonl"
     path.write_text('{"text": "hi", "delay_ms": 5000}\n', encoding="utf-8")
-    model = ModelRegistry(sleep=sleep).find(f"scripted:{path}")[0]
+    model = ModelRegistry(clock=clock).find(f"scripted:{path}")[0]
     assert asyncio.run(heard(model, request_of()))[1].text == "hi"
-    assert sum(waited) == 5.0
+    assert sum(clock.waited) == 5.0
 
 
 def test_a_model_from_python_is_found_by_its_name_and_goes_first() -> None:

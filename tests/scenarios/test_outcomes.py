@@ -9,10 +9,11 @@ import pytest
 
 from retinue.core.decide.base import Ending
 from retinue.core.decide.runs import Settle, decide_settle
-from retinue.core.events import LetterQueued, RunQueued, RunSettled, RunStarted, SessionOpened, TurnClosed
+from retinue.core.errors import RetinueError
+from retinue.core.events import LetterQueued, RunQueued, RunSettled, RunStarted, SessionOpened, TurnClosed, TurnOpened
 from retinue.core.run import Run
 from retinue.ports import Finish, FinishCall, ModelRequest, ToolContext, ToolResult
-from retinue.runtime.handles import Child
+from retinue.runtime.handles import Child, Session, TurnResult
 from retinue.testing.fakes import FakeTool, echo_tool
 from retinue.testing.faults import SLOW_STOP_S, FaultyModel
 from tests.scenarios.stage import (
@@ -28,6 +29,7 @@ from tests.scenarios.stage import (
     each_seed,
     parent,
     payload_of,
+    places,
     play,
     play_turn,
     says,
@@ -256,10 +258,6 @@ async def _interrupt_parent(stage: Stage, run: Run) -> None:
     await stage.kernel.interrupt(run.parent_id)
 
 
-async def _shutdown(stage: Stage, _: Run) -> None:
-    await stage.kernel.close()
-
-
 ACTS: dict[str, Act] = {
     "timeout": _nothing,
     "cancelled": _cancel,
@@ -360,3 +358,34 @@ def test_S36_a_shutdown_and_the_next_start_settle_once() -> None:
     life = theatre.live(script(*lines), later)
     assert life.value == "already ended: interrupted"
     _ends_once("shutdown", life)
+
+
+@each_seed
+def test_an_interrupt_right_after_the_prompt_stops_that_turn(seed: int) -> None:
+    async def scene(stage: Stage) -> TurnResult:
+        turn = Session(stage.kernel, await stage.root()).prompt("go")
+        assert await turn.interrupt()
+        return await turn.result
+
+    life = play(script(parent("never said", delay_ms=60_000)), scene, seed=seed)
+    assert life.value is not None
+    assert (life.value.status, life.value.reason) == ("interrupted", "interrupted")
+
+
+@each_seed
+def test_a_turn_that_is_over_or_never_opened_interrupts_no_other_turn(seed: int) -> None:
+    async def scene(stage: Stage) -> list[str]:
+        session = Session(stage.kernel, await stage.root())
+        over = session.prompt("first")
+        await over.result
+        running = session.prompt("second")
+        await stage.until(lambda events: len(places(events, TurnOpened)) == 2)
+        refused = session.prompt("third")
+        assert not await refused.interrupt()
+        assert not await over.interrupt()
+        with pytest.raises(RetinueError, match="turn_open"):
+            await refused.result
+        return [(await running.result).status]
+
+    life = play(script(parent("one"), parent("two", delay_ms=9_000)), scene, seed=seed)
+    assert life.value == ["completed"]

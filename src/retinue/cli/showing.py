@@ -126,7 +126,7 @@ class Picture:
     async def begin(self) -> None:
         """Name the session and begin to draw."""
         root = self._tree.root
-        await self._executor.run(printing.note, f"session {root.session_id}")
+        await self._executor.run(printing.note, f"session {root.session_id}, model {line(root.model)}")
         await self._executor.run(self._live.start)
 
     async def item(self, item: Event | LiveDelta) -> None:

@@ -96,7 +96,6 @@ class Session:
         self.mail: dict[LetterId, LetterQueued] = {}
         self.open_runs: dict[RunId, None] = {}
         self.not_home: dict[RunId, None] = {}
-        self.root_runs: dict[RunId, None] = {}
 
     @property
     def open_calls(self) -> list[CallId]:
@@ -166,7 +165,6 @@ class Session:
         """Fold a child's new run."""
         self.children += 1
         self.open_runs[fact.run_id] = None
-        self.root_runs[fact.root_run_id] = None
         if self.turn is not None:
             self.turn.spawned += 1
 

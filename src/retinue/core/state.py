@@ -45,7 +45,7 @@ class State:
         self.sessions: dict[SessionId, Session] = {}
         self.runs: dict[RunId, Run] = {}
         self.policies: dict[SessionId, Policy] = {}
-        self.created: dict[RunId, int] = {}
+        self.created: dict[SessionId, dict[RunId, set[RunId]]] = {}
         self.tree_sizes: dict[SessionId, int] = {}
         self.book = ScheduleBook()
         self.run_rows: dict[RunId, Run] = {}
@@ -64,6 +64,10 @@ class State:
             root=policy.number("caps.running.root"),
             parent=policy.number("caps.running.parent"),
         )
+
+    def created_below(self, root_id: SessionId, root_run_id: RunId) -> int:
+        """Return how many children a root run has created while its tree was in memory."""
+        return len(self.created.get(root_id, {}).get(root_run_id, ()))
 
     def end_batch(self) -> tuple[tuple[Run, ...], tuple[SessionRow, ...]]:
         """Return the projections changed since the last call, and let what is over leave memory."""
@@ -143,7 +147,8 @@ class State:
         match fact:
             case RunQueued():
                 self._set(runs.queued(fact))
-                self.created[fact.root_run_id] = self.created.get(fact.root_run_id, 0) + 1
+                # A set: a log that is read again counts nobody twice.
+                self.created.setdefault(fact.root_id, {}).setdefault(fact.root_run_id, set()).add(fact.run_id)
                 session.spawn(fact)
                 self.book.enqueue(_seat(self.runs[fact.run_id]))
             case RunStarted():
@@ -181,13 +186,11 @@ class State:
         for run_id in session.not_home:
             self.runs.pop(run_id, None)
         root_id = session.header.root_id
-        if session.session_id == root_id:
-            for root_run_id in session.root_runs:
-                self.created.pop(root_run_id, None)
         self.tree_sizes[root_id] -= 1
         if not self.tree_sizes[root_id]:
             del self.tree_sizes[root_id]
             del self.policies[root_id]
+            self.created.pop(root_id, None)
 
 
 def _seat(run: Run) -> Seat:

@@ -31,7 +31,7 @@ def fit_tokens(text: str, tokens_max: int | None) -> tuple[str, bool]:
 
 
 def fit_bytes(text: str, bytes_max: int) -> str:
-    """Return the text within `bytes_max` bytes, marked when cut; below the mark's own 14 bytes only the mark is left."""
+    """Return the text within `bytes_max` bytes (at least the mark's own 14), marked when cut, characters whole."""
     raw = text.encode()
     if len(raw) <= bytes_max:
         return text

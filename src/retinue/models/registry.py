@@ -2,15 +2,16 @@
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Value
+from retinue.models.retry import RetryingModel
 from retinue.models.scripted import ScriptedModel, load_script
-from retinue.ports import Model, Models
+from retinue.ports import Clock, Model, Models
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 _MODULES: Final = {"openai": "retinue.models.openai", "offline": "retinue.models.offline"}
@@ -51,7 +52,7 @@ class ModelRegistry(Models):
         *,
         environment: Mapping[str, str] | None = None,
         custom: Mapping[str, Model] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Clock | None = None,
     ) -> None:
         """Take the settings; raise `invalid` for a connection that cannot be understood.
 
@@ -59,10 +60,10 @@ class ModelRegistry(Models):
             connections: `[connections]` tables by name, as mappings or `Connection`.
             environment: the variables that keys and base URLs are read from.
             custom: models made in Python, by the name they are found under; the registry does not close them.
-            sleep: what scripted models wait with, in seconds.
+            clock: what waits are measured with; without one a failed request is not tried again.
         """
         self._environment = dict(environment or {})
-        self._sleep = sleep
+        self._clock = clock
         self._custom: dict[str, Model] = {}
         self._made: dict[str, Model] = {}
         self._connections = {name: _connection(name, table) for name, table in (connections or {}).items()}
@@ -88,7 +89,7 @@ class ModelRegistry(Models):
         if name == "offline":
             return self._once("offline", lambda: _loaded("offline", "OfflineModel")()), "offline"
         if prefix == "scripted" and rest:
-            return self._once(name, lambda: ScriptedModel(load_script(rest), sleep=self._sleep)), rest
+            return self._once(name, lambda: self._retrying(self._scripted(rest))), rest
         if prefix in self._connections:
             return self._connected(name, prefix, rest)
         if prefix in _EXTRA:
@@ -133,7 +134,14 @@ class ModelRegistry(Models):
                 f"The model {name!r} needs a key, but {variable} is not set.",
                 f"Set {variable}, or a base URL of a server that needs no key, or use the model `offline`.",
             )
-        return self._once(prefix, lambda: self._openai(connection)), rest
+        return self._once(prefix, lambda: self._retrying(self._openai(connection))), rest
+
+    def _scripted(self, path: str) -> Model:
+        sleep = asyncio.sleep if self._clock is None else self._clock.sleep
+        return ScriptedModel(load_script(path), sleep=sleep)
+
+    def _retrying(self, model: Model) -> Model:
+        return model if self._clock is None else RetryingModel(model, self._clock)
 
     def _openai(self, connection: Connection) -> Model:
         options = _loaded("openai", "HttpOptions")

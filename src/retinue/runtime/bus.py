@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from retinue.core.events import Event
 from retinue.core.ids import SessionId
-from retinue.ports import LiveDelta
+from retinue.ports import Live
 
 BUFFER_MAX_ITEMS: Final = 4096
 CATCH_UP_EVENTS: Final = 512
@@ -31,14 +31,14 @@ class Subscription:
         self.root_id: Final = root_id
         self.deltas: Final = deltas
         self._bus = bus
-        self._items: deque[Event | LiveDelta] = deque()
+        self._items: deque[Event | Live] = deque()
         self._last = after
         self._newest = after
         self._behind = False
         self._closed = False
         self._alarm = asyncio.Event()
 
-    def push(self, item: Event | LiveDelta) -> None:
+    def push(self, item: Event | Live) -> None:
         """Take an item from the bus; never waits."""
         if isinstance(item, Event):
             self._newest = item.position
@@ -60,7 +60,7 @@ class Subscription:
         """Return itself."""
         return self
 
-    async def __anext__(self) -> Event | LiveDelta:
+    async def __anext__(self) -> Event | Live:
         """Return the next item; stop when closed."""
         while True:
             if self._items:
@@ -114,8 +114,8 @@ class Bus:
         """Return whether anybody reads this tree live."""
         return any(reader.deltas and reader.root_id in (None, root_id) for reader in self._readers)
 
-    def delta(self, root_id: SessionId, delta: LiveDelta) -> None:
-        """Hand out a live delta; nobody gets it later."""
+    def live(self, root_id: SessionId, item: Live) -> None:
+        """Hand out a delta or a reset; nobody gets it later."""
         for reader in self._readers:
             if reader.deltas and reader.root_id in (None, root_id):
-                reader.push(delta)
+                reader.push(item)

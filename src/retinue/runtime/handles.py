@@ -12,7 +12,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import Event, TurnClosed, Usage
 from retinue.core.ids import SessionId
 from retinue.core.run import Run
-from retinue.ports import LiveDelta
+from retinue.ports import Live
 from retinue.runtime.delegate import SpawnRequest
 from retinue.runtime.kernel import Kernel
 from retinue.runtime.work import CURRENT_CALL, Work
@@ -47,13 +47,17 @@ class Turn:
         self.session_id: Final = session_id
         self._kernel = kernel
         self._feed = kernel.bus.subscribe(session_id, deltas=deltas)
+        self._work: Work | None = None
+        self._begun = asyncio.Event()
         self._task = kernel.supervisor.begin(self._live(text))
 
     async def _live(self, text: str) -> TurnResult:
         try:
-            work = await self._kernel.prompt(self.session_id, text)
+            self._work = work = await self._kernel.prompt(self.session_id, text)
+            self._begun.set()
             await work.done.wait()
         finally:
+            self._begun.set()
             self._feed.close()
         return _result(work)
 
@@ -69,9 +73,13 @@ class Turn:
 
     async def interrupt(self) -> bool:
         """Stop the turn and its children; return, once it is closed, whether there was one to stop."""
+        await self._begun.wait()
+        # Only this turn: one that never opened, or is over, must not stop another turn of the session.
+        if self._work is None or self._kernel.supervisor.works.get(self.session_id) is not self._work:
+            return False
         return await self._kernel.interrupt(self.session_id)
 
-    async def __aiter__(self) -> AsyncIterator[Event | LiveDelta]:
+    async def __aiter__(self) -> AsyncIterator[Event | Live]:
         """Yield the stored events of the tree in order, each once, until the turn is over; leaving stops nothing."""
         async for item in self._feed:
             yield item

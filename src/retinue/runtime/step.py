@@ -11,7 +11,7 @@ from retinue.core.events import MessageAssistant, StepClosed, ToolCall, Usage
 from retinue.core.ids import CallId, StepNo
 from retinue.core.session import Session
 from retinue.core.text import clean
-from retinue.ports import Delta, Finish, FinishCall, Ids, LiveDelta, Model, ModelRequest, Models, ToolSchema
+from retinue.ports import Delta, Finish, FinishCall, Ids, LiveDelta, LiveReset, Model, ModelRequest, Models, Reset, ToolSchema
 from retinue.runtime.bus import Bus
 from retinue.runtime.journal import Journal
 from retinue.runtime.prompt import PromptTexts, blob, system_text, tools_blob
@@ -64,6 +64,7 @@ class StepRunner:
             blobs=((prompt.digest, prompt.body), (offered.digest, offered.body)),
         )
         work.forget_stream()
+        work.attempt = 1
         work.require_live()
         # The model is looked for before the step is on record: a step that cannot be asked never opens.
         model, name = self._models.find(session.header.model)
@@ -77,24 +78,36 @@ class StepRunner:
             async for chunk in chunks:
                 if isinstance(chunk, Finish):
                     return chunk
-                self._pass_on(work, chunk, step)
+                if isinstance(chunk, Reset):
+                    self._void(work, chunk, step)
+                else:
+                    self._pass_on(work, chunk, step)
         return Finish(reason="incomplete", text=work.text, reasoning=work.reasoning)
 
     def _pass_on(self, work: Work, delta: Delta, step: StepNo) -> None:
         work.stream(delta.kind, delta.text)
         if not self._bus.wants_deltas(work.root_id):
             return
-        session = self._journal.state.sessions[work.session_id]
+        turn = self._journal.state.sessions[work.session_id].turns
         live = LiveDelta(
             session_id=work.session_id,
-            turn=session.turn.opened.turn if session.turn is not None else session.turns,
+            turn=turn,
             step=step,
-            attempt=1,
+            attempt=work.attempt,
             kind=delta.kind,
             call_id=None,
             text=delta.text,
         )
-        self._bus.delta(work.root_id, live)
+        self._bus.live(work.root_id, live)
+
+    def _void(self, work: Work, reset: Reset, step: StepNo) -> None:
+        """Forget what a failed attempt streamed, everywhere."""
+        work.forget_stream()
+        work.attempt = reset.attempt
+        turn = self._journal.state.sessions[work.session_id].turns
+        self._bus.live(
+            work.root_id, LiveReset(session_id=work.session_id, turn=turn, step=step, attempt=reset.attempt)
+        )
 
     def _record(self, work: Work, session: Session, step: StepNo, finish: Finish) -> Said:
         work.require_live()

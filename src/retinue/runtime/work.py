@@ -30,6 +30,8 @@ class Work:
         self.finished_text: str | None = None
         """The text of a completed turn, in case its ending cannot be stored."""
         self.timers: list[asyncio.TimerHandle] = []
+        self.attempt = 1
+        """Which try of the request under way the deltas belong to."""
         self.tool = ""
         """Name of the tool that started last, for the live view."""
         self._text: list[str] = []

@@ -17,6 +17,7 @@ from retinue.ports import (
     Model,
     ModelRequest,
     RequestMessage,
+    Reset,
     ToolContext,
     ToolResult,
     ToolSchema,
@@ -157,7 +158,7 @@ class RecordingModel:
         """The requests alone."""
         return [seen.request for seen in self.seen]
 
-    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish]:
         """Record the request and pass it on."""
         position = self._position() if self._position is not None else None
         self.seen.append(Seen(request=request, position=position))
@@ -209,7 +210,7 @@ class WorldModel:
         self._delay_max_s = delay_max_s
         self._arguments: Mapping[str, Mapping[str, Any]] = {} if arguments is None else arguments
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish]:
         """Yield the answer in pieces, in virtual time."""
         rng = random.Random(f"{self._seed}/{request.session_id}/{request.number}")
         await self._clock.sleep(rng.random() * self._delay_max_s)

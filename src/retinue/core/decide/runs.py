@@ -145,8 +145,7 @@ def _require_depth(parent: Session, spec: RunSpec) -> None:
 def _require_created_caps(state: State, parent: Session, command: Spawn) -> None:
     policy = state.policy(parent.header.root_id)
     in_turn = parent.turn.spawned if parent.turn is not None else 0
-    root_run_id = _root_run(parent, command)
-    below_root = state.created.get(root_run_id, 0)
+    below_root = state.created_below(parent.header.root_id, _root_run(parent, command))
     for count, key, where in (
         (in_turn, "caps.created.turn", "this turn"),
         (below_root, "caps.created.root_run", "this root run"),
@@ -241,6 +240,12 @@ def _admit(
     return drafts, effects
 
 
+def _admit_after(state: State, run: Run, stamp: Stamp) -> tuple[list[Draft], list[Effect]]:
+    plan = Plan(state.book, state.caps)
+    plan.leave(run.run_id)
+    return _admit(state, plan_order=[seat.run_id for seat in plan.admit()], stamp=stamp)
+
+
 def _start(state: State, run: Run, stamp: Stamp) -> list[Draft]:
     spec = run.spec
     turn = TurnNo(1)
@@ -319,11 +324,8 @@ def _settlement(
         letter, letter_cut = settled_letter(state, settled, whole)
         cut = cut or letter_cut
         parent_drafts.append(letter)
-    plan = Plan(state.book, state.caps)
-    plan.leave(run.run_id)
-    # A run that only waited frees no slot; and several may be cancelled in one commit, none to start another of them.
-    following = [seat.run_id for seat in plan.admit()] if run.status == "running" else []
-    admitted, effects = _admit(state, plan_order=following, stamp=stamp)
+    # A queued run frees no slot; and where several are cancelled in one commit, none may start another of them.
+    admitted, effects = _admit_after(state, run, stamp) if run.status == "running" else ([], [])
     fact = RunSettled(**run_fact_keys(settled), usage_tree=settled.usage_tree)
     drafts = (*child_drafts, Draft(session_id=run.parent_id, fact=fact), *parent_drafts, *admitted)
     outputs = (
@@ -403,9 +405,7 @@ def decide_yield(state: State, command: YieldSlot) -> Decision:
     run = state.runs.get(command.run_id)
     if run is None or run.status != "running" or run.waiting_for is not None:
         return Decision()
-    plan = Plan(state.book, state.caps)
-    plan.leave(run.run_id)
-    admitted, effects = _admit(state, plan_order=[seat.run_id for seat in plan.admit()], stamp=command.stamp)
+    admitted, effects = _admit_after(state, run, command.stamp)
     return Decision(drafts=(_waits(run, CHILDREN, command.stamp), *admitted), effects=tuple(effects))
 
 
