@@ -25,7 +25,7 @@ async def ping() -> str:
     return "pong"
 
 
-async def fan_out(base_url: str, children: int, *, persist: bool) -> dict[str, float]:
+async def fan_out(base_url: str, children: int) -> dict[str, float]:
     """Run it and return the figures of this process."""
     os.environ["OPENAI_BASE_URL"] = base_url
     os.environ.setdefault("OPENAI_API_KEY", "none")
@@ -38,7 +38,8 @@ async def fan_out(base_url: str, children: int, *, persist: bool) -> dict[str, f
             wall, cpu = time.perf_counter() - before_wall, time.process_time() - before_cpu
             runs = await runtime.runs(root)
     done = sum(run.status == "completed" for run in runs)
-    assert result.status == "completed", result
+    if result.status != "completed":
+        raise SystemExit(f"the turn ended {result.status}/{result.reason}: {result.detail}")
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4), "rss_mib": round(rss, 1), "children": done}
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--children", type=int, default=100)
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(fan_out(options.base_url, options.children, persist=True))))
+    print(json.dumps(asyncio.run(fan_out(options.base_url, options.children))))
 
 
 if __name__ == "__main__":

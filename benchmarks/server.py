@@ -13,7 +13,8 @@ MARK = "[child]"
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
     """Return one stream event."""
-    body = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    body = {"id": "x", "object": "chat.completion.chunk", "choices": [choice]}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 

@@ -45,8 +45,6 @@ DATABASE: Final = "retinue.sqlite3"
 CONFIG: Final = "config.toml"
 THREADS_MAX: Final = 8
 """Threads for blocking calls: one commit at a time, file reads, sync tools."""
-GRACE_S: Final = 1.8
-"""Seconds a body has to stop, twice: SIGTERM ends the process within 5 s with every ending on record (SHAPES)."""
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_CHARS: Final = 14
 """70 bits of chance: no two ids of one store are ever the same."""
@@ -305,7 +303,6 @@ class Runtime:
             texts=_texts(),
             data_dir=str(folder),
             tools=lambda kernel: (*workspace, *custom, *agent_tools(kernel)),
-            grace_s=GRACE_S,
         )
         kernel = Kernel(parts, await executor.run(store.position))
         self._stack.push_async_callback(kernel.close)
@@ -390,7 +387,9 @@ class Runtime:
 def _as_tools(item: Tool | Callable[..., Any] | str) -> tuple[Tool, ...]:
     if isinstance(item, str):
         return load_tools(item)
-    return (item if hasattr(item, "schema") else tool(item),)  # pyright: ignore - told apart by their schema
+    if hasattr(item, "schema"):
+        return (cast("Tool", item),)
+    return (tool(cast("Callable[..., Any]", item)),)
 
 
 def _lasting(model: str) -> str:

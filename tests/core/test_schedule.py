@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from retinue.core.ids import RunId, SessionId
 from retinue.core.schedule import Caps, Plan, ScheduleBook, Seat
@@ -65,6 +65,11 @@ class Admission(RuleBasedStateMachine):
         self.twin = Twin()
         self.yielded: list[str] = []
         self.made = 0
+
+    @initialize(process=st.integers(1, 3))
+    def begin_narrow(self, process: int) -> None:
+        """Several roots wait at once only where the process is the narrow place."""
+        self.change_caps("s_a", process, None, None)
 
     @rule(root=st.sampled_from(ROOTS), parent=st.integers(0, 2), reject=st.booleans())
     def spawn(self, root: str, parent: int, reject: bool) -> None:

@@ -85,7 +85,10 @@ class Running:
         """Kill what still lives."""
         self._alarm.cancel()
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
     def until(self, wanted: Callable[[Line], bool]) -> Line:
         """Read JSON lines until one is as wanted, and return it."""

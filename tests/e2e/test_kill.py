@@ -121,9 +121,9 @@ def check_record(folder: Path, seen: list[dict[str, Any]], session_id: str) -> i
     before = {event["run_id"] for event in seen if event["type"] == "run.settled"}
     cut_off = [fact for fact in settled.values() if fact.reason == "restart"]
     assert all(fact.status == "interrupted" and fact.run_id not in before for fact in cut_off)
-    told = [fact.run_id for fact in facts if isinstance(fact, LetterAbsorbed)]
+    told = [str(fact.run_id) for fact in facts if isinstance(fact, LetterAbsorbed)]
     assert sorted(told) == sorted(queued)
-    letters = [fact.run_id for fact in facts if isinstance(fact, LetterQueued)]
+    letters = [str(fact.run_id) for fact in facts if isinstance(fact, LetterQueued)]
     assert sorted(letters) == sorted(queued)
     unknown = [fact for fact in facts if isinstance(fact, ToolFinished) and fact.outcome == "unknown"]
     closed = [fact for fact in facts if isinstance(fact, TurnClosed) and fact.run_id is None]

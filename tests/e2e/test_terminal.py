@@ -47,8 +47,8 @@ def test_the_live_tree_shows_each_session_and_the_text_comes_after_it(tmp_path: 
     code, got = _on_terminal(tmp_path, "run", "--model", _model(tmp_path), "go")
     plain = OWN_SEQUENCES.sub("", got)
     assert code == 0
-    assert re.search(r"✓ main +completed +[0-9.]+ s +[23] steps", plain)
-    assert re.search(r"✓ kid.* completed .* 1 step +1\.5k tokens", plain)
+    assert re.search(r"✓ main +completed +[0-9.]+ s +[23] +\?", plain)
+    assert re.search(r"✓ kid.* completed .* 1 +1\.5k", plain)
     assert plain.rstrip().splitlines()[-1].startswith("final ")
     assert got.count("\x1b[?25l") == got.count("\x1b[?25h"), "the cursor is given back"
 

@@ -37,16 +37,15 @@ RESULT_MAX_CHARS = 48_000
 
 @each_seed
 def test_B71_each_child_has_its_own_steps_however_many_its_parent_has_used(seed: int) -> None:
-    echo = call("echo")
     life = play_turn(
-        *(parent("", echo) for _ in range(10)),
+        *(parent("", call("echo", n=n)) for n in range(10)),
         parent("", spawn("middle", max_steps=5)),
         parent("done"),
         AGAIN,
-        *(child("middle", "", echo) for _ in range(3)),
+        *(child("middle", "", call("echo", n=n)) for n in range(3)),
         child("middle", "", *(spawn(f"leaf{n}", max_steps=6, mode="await") for n in range(3))),
         child("middle", "all three"),
-        *(child(None, "", echo) for _ in range(5)),
+        *(child(None, "", call("echo", n=n)) for n in range(5)),
         child(None, "leaf done"),
         policy={"caps.max_depth": 2, "life.max_steps": 20},
         tools=lambda _: [echo_tool()],
@@ -60,8 +59,12 @@ def test_B71_each_child_has_its_own_steps_however_many_its_parent_has_used(seed:
 
 
 def test_B71_a_child_that_needs_one_step_more_than_it_asked_for_is_out_of_steps() -> None:
-    echo = call("echo")
-    lines = (parent("", spawn("kid", max_steps=3)), parent("done"), AGAIN, *(child("kid", "", echo) for _ in range(4)))
+    lines = (
+        parent("", spawn("kid", max_steps=3)),
+        parent("done"),
+        AGAIN,
+        *(child("kid", "", call("echo", n=n)) for n in range(4)),
+    )
     life = play_turn(*lines, tools=lambda _: [echo_tool()])
     assert (life.settled("kid").reason, life.settled("kid").steps) == ("step_limit", 3)
 

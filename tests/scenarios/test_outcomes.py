@@ -289,7 +289,8 @@ def test_S36_ending_twice_settles_once_for_every_kind_of_end(reason: str, seed: 
 
     async def scene(stage: Stage) -> None:
         stages.append(stage)
-        work = await stage.kernel.prompt(await stage.root({"life.max_steps": 3, "life.run_timeout_s": 30}), "go")
+        limits = {"life.max_steps": 3 if reason == "step_limit" else 6, "life.run_timeout_s": 30}
+        work = await stage.kernel.prompt(await stage.root(limits), "go")
         await stage.until(lambda _: any(request.name == "kid" for request in stage.model.requests))
         run = stage.run("kid")
         await ACTS.get(reason, _nothing)(stage, run)

@@ -44,8 +44,6 @@ app: Any = App(
 sessions: Any = App(name="sessions", help="The sessions on record.")
 runs: Any = App(name="runs", help="The runs of child sessions.")
 config: Any = App(name="config", help="The settings.")
-for _group in (sessions, runs, config):
-    app.command(_group)
 
 RunId = Annotated[str, Parameter(name="ID", help="A run (r_…), or a session (s_…) for its latest run.")]
 
@@ -154,7 +152,7 @@ def tree(
 
 
 @app.command
-def policies(*, json: Annotated[bool, Parameter(negative="", help="Print JSON.")] = False) -> int:
+def policies(*, json: Annotated[bool, Parameter(negative="", help="Print one JSON document.")] = False) -> int:
     """Show every switch of the five policies, and which values this version acts on."""
     return _part("policies")(as_json=json)
 
@@ -175,3 +173,7 @@ def config_show(*, options: Where | None = None) -> int:
 def doctor(*, options: Where | None = None) -> int:
     """Check what Retinue needs, and say what to do about what is missing."""
     return _part("doctor")(options or Where())
+
+
+for _group in (sessions, runs, config):
+    app.command(_group)

@@ -7,17 +7,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from retinue.cli.plain import duration, line, steps, tokens
+from retinue.cli.plain import duration, line, tokens
 from retinue.cli.watch import Row, Tree
 
 REFRESHES_PER_S: Final = 4
-ROWS_LEFT_FREE: Final = 4
+ROWS_LEFT_FREE: Final = 5
 """Lines of the terminal that stay free, so that it never scrolls while it is redrawn."""
 WIDE_CHARS: Final = 100
 """Columns of a terminal from which on the model has a column too; the first line names the root's anyway."""
 NAME_PART: Final = 3
 """A name takes at most this part of the width."""
 _MODEL_CHARS: Final = 28
+_HEADS: Final = tuple(Text(head, "dim") for head in ("", "status", "time", "model", "steps", "tokens", ""))
 _MARKS: Final = {
     "queued": ("○", "dim"),
     "running": ("●", "cyan"),
@@ -58,16 +59,22 @@ class LiveTree:
 
 def draw(tree: Tree, width: int, rows_max: int) -> Table:
     """Return the table of a tree, at most `rows_max` rows: the open ones first, what is left out counted."""
-    grid = Table.grid(padding=(0, 2), pad_edge=False)
     wide = width >= WIDE_CHARS
-    for right in (False, False, True, *((False,) if wide else ()), True, True):
-        grid.add_column(justify="right" if right else "left", no_wrap=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     rows = tree.ordered()
     shown = _chosen(rows, rows_max)
-    for depth, row in shown:
-        cells = _cells(tree, row)
-        grid.add_row(_name(depth, row, width // NAME_PART), *(cells if wide else (*cells[:2], *cells[3:])))
+    lines = [_HEADS, *((_name(depth, row, width // NAME_PART), *_cells(tree, row)) for depth, row in shown)]
+    if not wide:
+        lines = [(*cells[:3], *cells[4:]) for cells in lines]
+    grid = Table.grid(padding=(0, 2), pad_edge=False)
+    left = width
+    for column in range(len(lines[0]) - 1):
+        # Numbers and states are never cut: only what it does gets the width that is left.
+        needed = max(cells[column].cell_len for cells in lines)
+        grid.add_column(justify="left" if column < 2 else "right", no_wrap=True, width=needed)
+        left -= needed + 2
+    grid.add_column(no_wrap=True, overflow="ellipsis", width=max(8, left))
+    for cells in lines:
+        grid.add_row(*cells)
     if len(shown) < len(rows):
         grid.add_row(Text(f"  … {len(rows) - len(shown)} more", style="dim"))
     return grid
@@ -95,7 +102,7 @@ def _cells(tree: Tree, row: Row) -> tuple[Text, ...]:
         Text(row.status, style),
         Text("" if seconds is None else duration(seconds)),
         Text("" if same else line(row.model, _MODEL_CHARS), "dim"),
-        Text(steps(row.steps), "dim"),
-        Text(tokens(row.usage), "dim"),
+        Text(str(row.steps), "dim"),
+        Text(tokens(row.usage).removesuffix(" tokens"), "dim"),
         Text(line(tree.doing(row), 300), "" if row.is_open else style),
     )

@@ -9,7 +9,7 @@ DataDir = Annotated[
     str | None,
     Parameter(help="Where the record lies; else RETINUE_DATA_DIR, else the nearest .retinue/ from here upwards."),
 ]
-AsJson = Annotated[bool, Parameter(negative="", help="Print JSON, exactly as the server's route of the same name.")]
+AsJson = Annotated[bool, Parameter(negative="", help="Print one JSON document.")]
 Limit = Annotated[int, Parameter(help="Rows of one page, 1 to 1000.")]
 Cursor = Annotated[str | None, Parameter(help="Where the page begins: 'next' of the page before.")]
 

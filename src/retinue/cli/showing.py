@@ -15,7 +15,7 @@ from retinue.cli.plain import duration, line, steps
 from retinue.cli.watch import Row, Tree
 from retinue.core.events import Event, SessionOpened, TurnOpened, Usage, Warned
 from retinue.core.ids import SessionId
-from retinue.ports import Executor, LiveDelta
+from retinue.ports import Executor, Live
 from retinue.runtime.handles import TurnResult
 from retinue.stores.codec import wire
 
@@ -27,7 +27,7 @@ class Show(Protocol):
         """Begin."""
         ...
 
-    async def item(self, item: Event | LiveDelta) -> None:
+    async def item(self, item: Event | Live) -> None:
         """Show one event of the tree."""
         ...
 
@@ -52,9 +52,9 @@ class JsonLines:
     async def begin(self) -> None:
         """Do nothing: the first line is an event."""
 
-    async def item(self, item: Event | LiveDelta) -> None:
+    async def item(self, item: Event | Live) -> None:
         """Print one line."""
-        if isinstance(item, LiveDelta):
+        if not isinstance(item, Event):
             await self._executor.run(printing.write_json, msgspec.json.encode(item.to_dict()))
             return
         if item.session_id == self._session_id and isinstance(item.fact, TurnOpened):
@@ -92,9 +92,9 @@ class Lines:
         root = self._tree.root
         await self._note(f"session {root.session_id}, model {line(root.model)}")
 
-    async def item(self, item: Event | LiveDelta) -> None:
+    async def item(self, item: Event | Live) -> None:
         """Print a line where a status changed or a warning came."""
-        if isinstance(item, LiveDelta):
+        if not isinstance(item, Event):
             return
         row = self._tree.fold(item)
         if row is not None and row.status != "queued":
@@ -129,9 +129,9 @@ class Picture:
         await self._executor.run(printing.note, f"session {root.session_id}, model {line(root.model)}")
         await self._executor.run(self._live.start)
 
-    async def item(self, item: Event | LiveDelta) -> None:
+    async def item(self, item: Event | Live) -> None:
         """Take one event; it is drawn with the next picture."""
-        if isinstance(item, LiveDelta):
+        if not isinstance(item, Event):
             return
         self._tree.fold(item)
         if isinstance(item.fact, Warned):
@@ -166,7 +166,8 @@ def ending(result: TurnResult) -> None:
     if result.stored and result.status == "completed":
         printing.text(result.text or "")
         return
-    printing.note(f"retinue: {result.status} ({result.reason}): {line(result.detail, 2000)}")
+    how = result.status if result.reason == result.status else f"{result.status} ({result.reason})"
+    printing.note(f"retinue: {how}: {line(result.detail, 2000)}")
     if not result.stored:
         printing.note("  Nothing more was stored. What was committed is safe; start again once the cause is mended.")
     partial = result.text or result.partial

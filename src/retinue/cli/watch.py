@@ -118,8 +118,7 @@ class Tree:
     def doing(self, row: Row) -> str:
         """Return what a session does at this moment, or how it ended, in a few words."""
         if not row.is_open:
-            done = row.status == "completed" and row.reason == "done"
-            return "" if done else ": ".join(part for part in (row.reason, row.detail) if part)
+            return _ended(row)
         if row.status == "queued":
             return _why(row.waiting, "a slot")
         if row.calls:
@@ -169,6 +168,13 @@ class Tree:
         row = self.rows.get(fact.child_id)
         if row is not None:
             row.waiting = fact.waiting_for if isinstance(fact, RunWaiting) else None
+
+
+def _ended(row: Row) -> str:
+    """Return how a session ended: nothing for success, the whole sentence for a failure."""
+    if row.status == "failed":
+        return f"{row.reason}: {row.detail}"
+    return "" if row.reason in (None, "done", row.status) else row.reason
 
 
 def _step(row: Row, fact: StepOpened | MessageAssistant | StepClosed) -> None:

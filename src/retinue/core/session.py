@@ -58,6 +58,12 @@ class SessionRow(Value):
         }
 
 
+WAITING_TOOLS: Final = frozenset({"wait_agent", "list_agents"})
+"""Tools that may be called again and again while a child is open."""
+UNUSABLE: Final = frozenset({"unknown_tool", "invalid"})
+"""Codes of calls that could not be used at all."""
+
+
 class Turn:
     """An open turn: what it has done so far."""
 
@@ -66,12 +72,28 @@ class Turn:
         self.opened: Final = fact
         self.steps = 0
         self.step_open: StepOpened | None = None
-        self.answered = False
         self.usage = Usage()
         self.children_usage = Usage()
         self.last_text = ""
         self.spawned = 0
-        self.held_steps = 0
+        self.unusable = 0
+        """Calls in a row that could not be used: unknown name, bad arguments, a finish that promised a call."""
+        self.repeats: dict[CallId, int] = {}
+        """For each call of the last message, how often in a row that very call was made."""
+        self._last_call: ToolCall | None = None
+        self._repeated = 0
+
+    def count_call(self, call: ToolCall) -> None:
+        """Fold one call for the guard against endless repeats."""
+        last = self._last_call
+        same = last is not None and (last.name, last.arguments, last.invalid) == (
+            call.name,
+            call.arguments,
+            call.invalid,
+        )
+        self._repeated = self._repeated + 1 if same else 1
+        self._last_call = call
+        self.repeats[call.call_id] = self._repeated
 
 
 class Session:
@@ -135,7 +157,6 @@ class Session:
         if self.turn is not None:
             self.turn.steps += 1
             self.turn.step_open = fact
-            self.turn.answered = False
 
     def answer(self, fact: MessageAssistant) -> None:
         """Fold what the model said."""
@@ -144,9 +165,17 @@ class Session:
         self.calls = {call.call_id: call for call in fact.tool_calls}
         self.answers = {}
         if self.turn is not None:
-            self.turn.answered = True
+            self._guard(self.turn, fact)
             if fact.text.strip():
                 self.turn.last_text = fact.text
+
+    def _guard(self, turn: Turn, fact: MessageAssistant) -> None:
+        turn.repeats = {}
+        for call in fact.tool_calls:
+            if call.name not in WAITING_TOOLS or not self.open_runs:
+                turn.count_call(call)
+        if not fact.tool_calls:
+            turn.unusable = turn.unusable + 1 if fact.finish == "tool_calls" else 0
 
     def close_step(self, fact: StepClosed) -> None:
         """Fold a request's end and what it used."""
@@ -160,6 +189,8 @@ class Session:
     def finish_call(self, fact: ToolFinished) -> None:
         """Fold a call's answer."""
         self.answers[fact.call_id] = fact
+        if self.turn is not None:
+            self.turn.unusable = self.turn.unusable + 1 if fact.code in UNUSABLE else 0
 
     def spawn(self, fact: RunQueued) -> None:
         """Fold a child's new run."""

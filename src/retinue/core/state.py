@@ -81,6 +81,12 @@ class State:
         self._maybe_over = {}
         return rows
 
+    def settle_in(self) -> None:
+        """Take what was folded as loaded: its rows are written already, and what was asked for stays in memory."""
+        self.run_rows = {}
+        self.session_rows = {}
+        self._maybe_over = {}
+
     def apply(self, event: Event) -> None:
         """Fold one event."""
         fact = event.fact

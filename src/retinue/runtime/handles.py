@@ -46,7 +46,7 @@ class Turn:
         """Start at once; made by `Session.prompt`."""
         self.session_id: Final = session_id
         self._kernel = kernel
-        self._feed = kernel.bus.subscribe(session_id, deltas=deltas)
+        self._feed = kernel.bus.subscribe(session_id, deltas=deltas, after=kernel.journal.position)
         self._work: Work | None = None
         self._begun = asyncio.Event()
         self._task = kernel.supervisor.begin(self._live(text))

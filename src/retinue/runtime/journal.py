@@ -66,6 +66,11 @@ class Journal:
         self._busy = False
         self._stopping = False
 
+    @property
+    def position(self) -> int:
+        """The last position accepted; what comes later is new."""
+        return self._position
+
     def listen(self, listener: Listener) -> None:
         """Name the one who publishes and acts."""
         self._listener = listener
@@ -121,8 +126,7 @@ class Journal:
         """Fold a stored log into the head; its rows are not written again."""
         for event in events:
             self.state.apply(event)
-        self.state.run_rows = {}
-        self.state.session_rows = {}
+        self.state.settle_in()
 
     def _accept(self, decision: Decision) -> "asyncio.Future[Decision]":
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()

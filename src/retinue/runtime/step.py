@@ -11,7 +11,19 @@ from retinue.core.events import MessageAssistant, StepClosed, ToolCall, Usage
 from retinue.core.ids import CallId, StepNo
 from retinue.core.session import Session
 from retinue.core.text import clean
-from retinue.ports import Delta, Finish, FinishCall, Ids, LiveDelta, LiveReset, Model, ModelRequest, Models, Reset, ToolSchema
+from retinue.ports import (
+    Delta,
+    Finish,
+    FinishCall,
+    Ids,
+    LiveDelta,
+    LiveReset,
+    Model,
+    ModelRequest,
+    Models,
+    Reset,
+    ToolSchema,
+)
 from retinue.runtime.bus import Bus
 from retinue.runtime.journal import Journal
 from retinue.runtime.prompt import PromptTexts, blob, system_text, tools_blob
@@ -28,10 +40,14 @@ RATE_LIMITED: Final = 429
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a step brought: calls to answer, or how the turn must end, or neither (the model stopped)."""
+    """What a step brought: calls to answer, or how the turn must end, or neither (the model stopped).
+
+    `promised` means that the model said it calls tools and called none.
+    """
 
     calls: tuple[ToolCall, ...]
     ending: Ending | None
+    promised: bool = False
 
 
 class StepRunner:
@@ -105,9 +121,7 @@ class StepRunner:
         work.forget_stream()
         work.attempt = reset.attempt
         turn = self._journal.state.sessions[work.session_id].turns
-        self._bus.live(
-            work.root_id, LiveReset(session_id=work.session_id, turn=turn, step=step, attempt=reset.attempt)
-        )
+        self._bus.live(work.root_id, LiveReset(session_id=work.session_id, turn=turn, step=step, attempt=reset.attempt))
 
     def _record(self, work: Work, session: Session, step: StepNo, finish: Finish) -> Said:
         work.require_live()
@@ -127,7 +141,7 @@ class StepRunner:
         closed = StepClosed(turn=turn, step=step, usage=_reported(finish), retries=finish.retries, run_id=work.run_id)
         self._journal.append(work.session_id, [said, closed])
         work.forget_stream()
-        return Said(calls, _judge(finish, calls))
+        return Said(calls, _judge(finish), finish.reason == "tool_calls" and not calls)
 
     def _call(self, call: FinishCall) -> ToolCall:
         arguments, invalid = read_arguments(clean(call.arguments))
@@ -156,16 +170,12 @@ def _reported(finish: Finish) -> Usage | None:
     return msgspec.structs.replace(finish.usage, requests=finish.retries + 1, unreported=finish.retries)
 
 
-def _judge(finish: Finish, calls: tuple[ToolCall, ...]) -> Ending | None:
+def _judge(finish: Finish) -> Ending | None:
     if finish.reason in _FAILURE:
         reason, plain = _FAILURE[finish.reason]
         if finish.status == RATE_LIMITED:
             reason = "rate_limit"
         return Ending(status="failed", reason=reason, detail=clean(finish.error or plain))
-    if finish.reason == "tool_calls" and not calls:
-        return Ending(
-            status="failed", reason="bad_tool_calls", detail="The model said that it calls tools and called none."
-        )
     return None
 
 

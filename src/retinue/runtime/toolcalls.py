@@ -14,6 +14,7 @@ from retinue.core.decide.base import Decision, call_output_id
 from retinue.core.errors import RetinueError
 from retinue.core.events import AnyFact, StoredOutput, ToolCall, ToolFinished, ToolStarted
 from retinue.core.ids import CallId, SessionId
+from retinue.core.session import Session
 from retinue.core.text import clean, fit_chars
 from retinue.ports import Executor, Tool, ToolResult
 from retinue.runtime.journal import Journal
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 RESULT_MAX_CHARS: Final = 48_000
 """Characters of a whole tool result in a request (CONTRACT section 10)."""
+IN_A_ROW_MAX: Final = 4
+"""The same call, or unusable calls, this often in a row end the turn; one before gets a hint (CONTRACT section 4)."""
 ECHO_MAX_CHARS: Final = 200
 """Characters of unusable arguments that an error repeats."""
 
@@ -99,6 +102,7 @@ class ToolCalls:
         try:
             tool = self._tools.find(call.name, session, self._journal.state.policy(work.root_id))
             _require_object(call)
+            _require_fresh(session, call)
         except RetinueError as refusal:
             self._answer(work, call.call_id, _refused(refusal))
             return None
@@ -122,9 +126,15 @@ class ToolCalls:
             work.end()
             self._scheduler.rest(work)
 
+    def _hint(self, work: Work, call_id: CallId) -> str:
+        turn = self._journal.state.sessions[work.session_id].turn
+        if turn is None or turn.repeats.get(call_id, 0) != IN_A_ROW_MAX - 1:
+            return ""
+        return f"\n[You made this very call {IN_A_ROW_MAX - 1} times in a row; once more ends your turn.]"
+
     def _answer(self, work: Work, call_id: CallId, result: ToolResult) -> None:
         work.require_live()
-        whole = clean(result.text)
+        whole = clean(result.text) + self._hint(work, call_id)
         text, cut = fit_chars(whole, RESULT_MAX_CHARS)
         output_id = call_output_id(call_id) if cut else None
         if output_id is not None:
@@ -141,6 +151,11 @@ class ToolCalls:
         )
         kept = () if output_id is None else (StoredOutput(output_id=output_id, session_id=work.session_id, text=whole),)
         self._journal.append(work.session_id, [fact], Decision(outputs=kept))
+
+
+def _require_fresh(session: Session, call: ToolCall) -> None:
+    if session.turn is not None and session.turn.repeats.get(call.call_id, 0) >= IN_A_ROW_MAX:
+        raise RetinueError("denied", f"This very call was made {IN_A_ROW_MAX} times in a row.", "The turn ends here.")
 
 
 def _require_object(call: ToolCall) -> None:

@@ -4,17 +4,19 @@ from typing import Final
 
 from retinue.core.decide.base import Ending
 from retinue.core.decide.turns import owes_a_step
+from retinue.core.events import MessageUser
 from retinue.core.mailbox import ends_hold
 from retinue.core.session import Session
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.scheduler import Scheduler
 from retinue.runtime.step import StepRunner
-from retinue.runtime.toolcalls import ToolCalls
+from retinue.runtime.toolcalls import IN_A_ROW_MAX, ToolCalls
 from retinue.runtime.work import Work
 
 GATHER_S: Final = 0.05
 """Seconds that a hold waits for more results after the first (CONTRACT section 4, Turn end)."""
+NUDGE: Final = "You ended your message with a tool call, but none arrived. Call the tool, or answer without one."
 ROOT_STEPS_MAX: Final = 250
 """Steps of a root's turn (CONTRACT section 3)."""
 
@@ -46,11 +48,16 @@ class TurnLoop:
                 return said.ending
             if last:
                 return Ending(status="completed", reason="done", detail="Done, within its last step.", final=True)
-            step_owed = bool(said.calls)
+            step_owed = bool(said.calls) or said.promised
+            if said.promised:
+                self._journal.append(work.session_id, [_nudge(session)])
             if said.calls:
                 await self._calls.run(work, said.calls)
-                if self._steps_used_up(work, session):
-                    return self._step_limit(work)
+            ending = _guarded(session) if step_owed else None
+            if ending is not None:
+                return ending
+            if step_owed and self._steps_used_up(work, session):
+                return self._step_limit(work)
         return Ending(status="completed", reason="done", detail="Done.")
 
     def _step_limit(self, work: Work) -> Ending:
@@ -87,6 +94,24 @@ class TurnLoop:
         if session.open_runs:
             async with self._scheduler.waiting(work):
                 await self._mailboxes.until((work.session_id,), lambda: not session.open_runs)
+
+
+def _nudge(session: Session) -> MessageUser:
+    return MessageUser(turn=session.turns, text=NUDGE, source="context")
+
+
+def _guarded(session: Session) -> Ending | None:
+    """Return the end of a turn that calls the same thing for ever, or nothing usable (CONTRACT section 4)."""
+    turn = session.turn
+    if turn is None:
+        return None
+    if max(turn.repeats.values(), default=0) >= IN_A_ROW_MAX:
+        detail = f"It made the same call with the same arguments {IN_A_ROW_MAX} times in a row."
+        return Ending(status="failed", reason="bad_tool_calls", detail=detail)
+    if turn.unusable >= IN_A_ROW_MAX:
+        detail = f"It made {turn.unusable} unusable tool calls in a row."
+        return Ending(status="failed", reason="bad_tool_calls", detail=detail)
+    return None
 
 
 def _reason_for_a_step(session: Session) -> bool:

@@ -214,12 +214,12 @@ def result_letter_id(run_id: RunId) -> LetterId:
 
 def result_output_id(run_id: RunId) -> OutputId:
     """Return the id under which a run's whole text is kept when what is shown of it was cut."""
-    return OutputId("o_" + run_id[2:])
+    return OutputId("o_r" + run_id[2:])
 
 
 def call_output_id(call_id: CallId) -> OutputId:
     """Return the id under which a call's whole result is kept when what is shown of it was cut."""
-    return OutputId("o_" + call_id[2:])
+    return OutputId("o_c" + call_id[2:])
 
 
 def settled_letter(state: State, run: Run, text: str, *, was_cut: bool = False) -> tuple[Draft, bool]:
