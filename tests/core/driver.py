@@ -188,8 +188,4 @@ def recall(log: Log, session_id: str) -> None:
     """Have a session in memory again, from its log, as the shell does before it asks."""
     if SessionId(session_id) in log.state.sessions:
         return
-    for event in log.events:
-        if event.session_id == session_id:
-            log.state.apply(event)
-    log.state.run_rows = {}
-    log.state.session_rows = {}
+    log.state.load([event for event in log.events if event.session_id == session_id])

@@ -272,10 +272,10 @@ def test_what_is_shown_is_cut_at_its_limit_and_the_whole_text_kept_once() -> Non
     driver.spawn(log, 1)
     finish(log, 1, "漢字かな交じり文")
     fact = settled(log, 1)
-    assert (fact.output, fact.output_cut, fact.output_id) == ("漢字かな交", True, "o_1")
-    assert log.outputs == {"o_1": "漢字かな交じり文"}
+    assert (fact.output, fact.output_cut, fact.output_id) == ("漢字かな交", True, "o_r1")
+    assert log.outputs == {"o_r1": "漢字かな交じり文"}
     assert letters(log)[0].text.endswith("漢字かな交じり文"), "the letter has a limit of its own"
-    assert (letters(log)[0].cut, letters(log)[0].output_id) == (False, "o_1")
+    assert (letters(log)[0].cut, letters(log)[0].output_id) == (False, "o_r1")
 
 
 def test_a_letter_cut_shorter_than_the_output_keeps_the_whole_text_too() -> None:
@@ -283,8 +283,8 @@ def test_a_letter_cut_shorter_than_the_output_keeps_the_whole_text_too() -> None
     driver.spawn(log, 1)
     finish(log, 1, "x" * 100)
     assert (settled(log, 1).output_cut, settled(log, 1).output_id) == (False, None)
-    assert (letters(log)[0].cut, letters(log)[0].output_id) == (True, "o_1")
-    assert log.outputs == {"o_1": "x" * 100}
+    assert (letters(log)[0].cut, letters(log)[0].output_id) == (True, "o_r1")
+    assert log.outputs == {"o_r1": "x" * 100}
 
 
 def awaited(log: Log, text: str) -> LetterQueued:
@@ -300,16 +300,16 @@ def awaited(log: Log, text: str) -> LetterQueued:
 def test_a_result_whose_call_never_got_it_goes_home_as_one_letter_and_its_whole_text_is_kept() -> None:
     log = driver.opened({"result.notice_max_tokens": 2})
     letter = awaited(log, "x" * 100)
-    assert (letter.cut, letter.output_id) == (True, "o_1")
-    assert log.outputs == {"o_1": "x" * 100}
+    assert (letter.cut, letter.output_id) == (True, "o_r1")
+    assert log.outputs == {"o_r1": "x" * 100}
 
 
 def test_such_a_letter_of_an_output_that_was_cut_before_says_so_and_never_replaces_the_whole_text() -> None:
     log = driver.opened({"result.output_max_chars": 10, "result.notice_max_tokens": None})
     letter = awaited(log, "x" * 100)
-    assert (letter.cut, letter.output_id) == (True, "o_1")
+    assert (letter.cut, letter.output_id) == (True, "o_r1")
     assert "x" * 10 + "…[truncated]" in letter.text
-    assert log.outputs == {"o_1": "x" * 100}
+    assert log.outputs == {"o_r1": "x" * 100}
 
 
 def test_the_same_holds_one_level_deeper() -> None:
@@ -318,8 +318,8 @@ def test_the_same_holds_one_level_deeper() -> None:
     driver.spawn(log, 2, "s_1", delivery="await")
     finish(log, 2, "y" * 100)
     driver.settle(log, 1, FAILED)
-    assert [(letter.receiver_id, letter.output_id) for letter in letters(log)] == [("s_1", "o_2"), (ROOT, None)]
-    assert log.outputs == {"o_2": "y" * 100}
+    assert [(letter.receiver_id, letter.output_id) for letter in letters(log)] == [("s_1", "o_r2"), (ROOT, None)]
+    assert log.outputs == {"o_r2": "y" * 100}
 
 
 def test_a_result_that_came_home_through_its_call_gets_no_letter() -> None:
@@ -420,8 +420,8 @@ def test_a_warning_is_recorded_while_its_session_is_in_memory() -> None:
 
 def test_what_a_result_and_a_call_are_kept_under_is_known_before_it_is_kept() -> None:
     run_id, call_id = RunId("r_abc"), CallId("c_def")
-    assert (result_letter_id(run_id), result_output_id(run_id)) == ("l_abc", "o_abc")
-    assert call_output_id(call_id) == "o_def"
+    assert (result_letter_id(run_id), result_output_id(run_id)) == ("l_abc", "o_rabc")
+    assert call_output_id(call_id) == "o_cdef"
 
 
 @pytest.mark.parametrize("shown_as", ["interrupted", "cancelled"])

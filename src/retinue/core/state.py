@@ -4,6 +4,7 @@ What is over leaves memory by itself: a session when its turn is closed and none
 its result went home or its parent left.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from retinue.core import run as runs
@@ -51,6 +52,7 @@ class State:
         self.run_rows: dict[RunId, Run] = {}
         self.session_rows: dict[SessionId, SessionRow] = {}
         self._maybe_over: dict[SessionId, None] = {}
+        self._past: frozenset[RunId] = frozenset()
 
     def policy(self, root_id: SessionId) -> Policy:
         """Return the policy of a tree that is in memory."""
@@ -81,11 +83,17 @@ class State:
         self._maybe_over = {}
         return rows
 
-    def settle_in(self) -> None:
-        """Take what was folded as loaded: its rows are written already, and what was asked for stays in memory."""
+    def load(self, events: Sequence[Event]) -> None:
+        """Fold stored logs: their rows are written already, and runs that settled in them queue for nothing any more.
+
+        What is idle leaves memory with the next batch.
+        """
+        self._past = frozenset(event.fact.run_id for event in events if isinstance(event.fact, RunSettled))
+        for event in events:
+            self.apply(event)
+        self._past = frozenset()
         self.run_rows = {}
         self.session_rows = {}
-        self._maybe_over = {}
 
     def apply(self, event: Event) -> None:
         """Fold one event."""
@@ -156,27 +164,34 @@ class State:
                 # A set: a log that is read again counts nobody twice.
                 self.created.setdefault(fact.root_id, {}).setdefault(fact.root_run_id, set()).add(fact.run_id)
                 session.spawn(fact)
-                self.book.enqueue(_seat(self.runs[fact.run_id]))
             case RunStarted():
                 self._set(runs.changed(self.runs[fact.run_id], fact))
-                self.book.start(fact.run_id)
             case RunSettled():
                 session.settle(fact)
                 self._set(runs.changed(self.runs[fact.run_id], fact))
-                self.book.release(fact.run_id)
             case RunWaiting():
                 self._set(runs.waiting(self.runs[fact.run_id], fact))
-                self._fold_waiting(fact)
             case RunResumed():
                 self._set(runs.resumed(self.runs[fact.run_id], fact))
-                self.book.start(fact.run_id)
             case _:
                 assert_never(fact)
+        if fact.run_id not in self._past:
+            self._fold_book(fact)
 
-    def _fold_waiting(self, fact: RunWaiting) -> None:
-        self.book.release(fact.run_id)
-        if fact.waiting_for.kind == "slot":
-            self.book.enqueue(_seat(self.runs[fact.run_id]), front=True)
+    def _fold_book(self, fact: RunQueued | RunStarted | RunSettled | RunWaiting | RunResumed) -> None:
+        match fact:
+            case RunQueued():
+                self.book.enqueue(_seat(self.runs[fact.run_id]))
+            case RunStarted() | RunResumed():
+                self.book.start(fact.run_id)
+            case RunSettled():
+                self.book.release(fact.run_id)
+            case RunWaiting():
+                self.book.release(fact.run_id)
+                if fact.waiting_for.kind == "slot":
+                    self.book.enqueue(_seat(self.runs[fact.run_id]), front=True)
+            case _:
+                assert_never(fact)
 
     def _set(self, run: Run) -> None:
         self.run_rows[run.run_id] = run

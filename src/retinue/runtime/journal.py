@@ -124,9 +124,7 @@ class Journal:
 
     def load(self, events: Sequence[Event]) -> None:
         """Fold a stored log into the head; its rows are not written again."""
-        for event in events:
-            self.state.apply(event)
-        self.state.settle_in()
+        self.state.load(events)
 
     def _accept(self, decision: Decision) -> "asyncio.Future[Decision]":
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()

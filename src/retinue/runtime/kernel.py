@@ -30,11 +30,14 @@ from retinue.runtime.recovery import load_session, recover
 from retinue.runtime.scheduler import Scheduler
 from retinue.runtime.step import StepRunner
 from retinue.runtime.supervisor import GRACE_S, Supervisor
-from retinue.runtime.toolcalls import ToolCalls
+from retinue.runtime.toolcalls import Outside, ToolCalls
 from retinue.runtime.toolset import Toolset
 from retinue.runtime.turn import TurnLoop
+from retinue.runtime.watchdog import watch
 from retinue.runtime.work import Work
 
+TOOL_TIMEOUT_S: Final = 600.0
+"""Seconds that one tool call may take; the agent tools' waits are bounded by themselves."""
 PROMPT_MAX_CHARS: Final = 2_000_000
 INTERRUPTED: Final = Ending(status="interrupted", reason="interrupted", detail="The turn was stopped.")
 
@@ -52,6 +55,7 @@ class Parts(msgspec.Struct, kw_only=True):
     data_dir: str
     tools: "Callable[[Kernel], Sequence[Tool]]"
     grace_s: float = GRACE_S
+    tool_timeout_s: float | None = TOOL_TIMEOUT_S
 
 
 class NewSession(msgspec.Struct, kw_only=True):
@@ -84,10 +88,12 @@ class Kernel:
             self.journal, parts.definitions, parts.models, self.tools, (parts.executor, parts.ids)
         )
         steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, self.bus, parts.ids)
-        calls = ToolCalls(self.journal, self.scheduler, self.tools, parts.executor, parts.data_dir)
+        outside = Outside(parts.executor, parts.data_dir, parts.tool_timeout_s)
+        calls = ToolCalls(self.journal, self.scheduler, self.supervisor, self.tools, outside)
         self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, steps, calls)
         self._loading = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self.recovered = 0
         for tool in parts.tools(self):
             self.tools.add(tool)
@@ -100,9 +106,12 @@ class Kernel:
         """Begin to write, and close what a crash left open."""
         self._writer = self.supervisor.begin(self.journal.run_writer())
         self.recovered = await recover(self.journal, self.record)
+        self._watcher = self.supervisor.begin(watch(self.parts.clock, self.journal, self.supervisor))
 
     async def close(self) -> None:
         """Stop all turns top-down, commit their endings, and stop writing."""
+        if self._watcher is not None:
+            self._watcher.cancel()
         await self.supervisor.shutdown()
         self.journal.stop_writer()
         if self._writer is not None:

@@ -25,7 +25,10 @@ async def recover(journal: Journal, record: Record) -> int:
 
 
 async def load_session(journal: Journal, record: Record, session_id: SessionId) -> bool:
-    """Have a session in the head, from its log; return whether there is such a session."""
+    """Have a session in the head, from its log; return whether there is such a session.
+
+    An idle one stays only until the next batch: decide on it before the next await.
+    """
     if session_id in journal.state.sessions:
         return True
     # What left memory may not be on disk yet.

@@ -48,7 +48,7 @@ class Supervisor:
         self._grace_s = grace_s
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._own: dict[asyncio.Task[Any], None] = {}
-        self._given_up: dict[asyncio.Task[Ending], None] = {}
+        self._given_up: dict[asyncio.Task[Any], None] = {}
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run a coroutine of the runtime itself as a task; this is the one place that makes tasks."""
@@ -96,9 +96,13 @@ class Supervisor:
         self._later(work, self._cancel_again)
         return True
 
+    @property
+    def grace_s(self) -> float:
+        """Seconds that whoever is told to stop has before the next word."""
+        return min(self._grace_s, SHUTDOWN_GRACE_S) if self.closing else self._grace_s
+
     def _later(self, work: Work, act: Callable[[Work], None]) -> None:
-        grace_s = min(self._grace_s, SHUTDOWN_GRACE_S) if self.closing else self._grace_s
-        work.timers.append(asyncio.get_running_loop().call_later(grace_s, act, work))
+        work.timers.append(asyncio.get_running_loop().call_later(self.grace_s, act, work))
 
     def fail(self, error: RetinueError) -> None:
         """Nothing can be stored any more: cancel every body; their turns end `store_failed`, unstored."""
@@ -160,23 +164,25 @@ class Supervisor:
         work.body = body
         await asyncio.wait((body, work.given_up), return_when=asyncio.FIRST_COMPLETED)
         if not body.done():
-            return self._abandon(work, body)
+            self.leave(work, body, "The turn's body")
+            return self._with_stream(work, work.stop or SHUTDOWN)
         if work.error is not None:
             raise work.error
         return self._with_stream(work, _outcome(work, body))
 
-    def _abandon(self, work: Work, body: "asyncio.Task[Ending]") -> Ending:
-        self._given_up[body] = None
-        body.add_done_callback(self._gone)
-        tool = work.tool or "none"
-        text = f"The body of {work.session_id} did not stop when told twice and was given up; its last tool: {tool}."
-        self._journal.submit(decide_warn, Warn(session_id=work.session_id, code="detached", text=text))
-        return self._with_stream(work, work.stop or SHUTDOWN)
+    def leave(self, work: Work, task: "asyncio.Task[Any]", what: str) -> None:
+        """Leave a task behind that did not stop when told: the turn goes on without it, and a warning names it."""
+        task.cancel()
+        self._given_up[task] = None
+        task.add_done_callback(self._gone)
+        text = f"{what} of {work.session_id} did not stop when it was told to and was left behind."
+        if self._journal.error is None:
+            self._journal.submit(decide_warn, Warn(session_id=work.session_id, code="detached", text=text))
 
-    def _gone(self, body: "asyncio.Task[Ending]") -> None:
-        self._given_up.pop(body, None)
-        if not body.cancelled():
-            body.exception()
+    def _gone(self, task: "asyncio.Task[Any]") -> None:
+        self._given_up.pop(task, None)
+        if not task.cancelled():
+            task.exception()
 
     def _with_stream(self, work: Work, ending: Ending) -> Ending:
         return msgspec.structs.replace(ending, streamed=work.text, reasoning=work.reasoning)

@@ -19,6 +19,7 @@ from retinue.core.text import clean, fit_chars
 from retinue.ports import Executor, Tool, ToolResult
 from retinue.runtime.journal import Journal
 from retinue.runtime.scheduler import Scheduler
+from retinue.runtime.supervisor import Supervisor
 from retinue.runtime.toolset import Toolset
 from retinue.runtime.work import CURRENT_CALL, Work
 
@@ -60,18 +61,26 @@ class CallContext:
         return await self._executor.run(call, *args, **kwargs)
 
 
+class Outside(msgspec.Struct, frozen=True):
+    """What calls need from outside the runtime; `timeout_s` bounds each call in seconds, null is no bound."""
+
+    executor: Executor
+    data_dir: str
+    timeout_s: float | None
+
+
 class ToolCalls:
     """Answers the calls of a message."""
 
     def __init__(
-        self, journal: Journal, scheduler: Scheduler, tools: Toolset, executor: Executor, data_dir: str
+        self, journal: Journal, scheduler: Scheduler, supervisor: Supervisor, tools: Toolset, outside: Outside
     ) -> None:
         """Wire it."""
         self._journal = journal
         self._scheduler = scheduler
+        self._supervisor = supervisor
         self._tools = tools
-        self._executor = executor
-        self._data_dir = data_dir
+        self._outside = outside
 
     async def run(self, work: Work, calls: Sequence[ToolCall]) -> None:
         """Answer every call; each answer is on record when its tool has ended."""
@@ -115,16 +124,47 @@ class ToolCalls:
         work.tool = ready.call.name
         CURRENT_CALL.set((work, call_id))
         try:
-            context = CallContext(work, call_id, (cwd, self._data_dir), self._executor)
-            result = await _execute(ready, context)
+            context = CallContext(work, call_id, (cwd, self._outside.data_dir), self._outside.executor)
+            result = await self._execute(work, ready, context)
             self._answer(work, call_id, result)
         except RetinueError as error:
             # Only a failed store comes this far. Raised here it would cancel the other calls of the group.
             work.error = error
         finally:
+            work.tool = ""
             work.leave_place(call_id)
             work.end()
             self._scheduler.rest(work)
+
+    async def _execute(self, work: Work, ready: Prepared, context: CallContext) -> ToolResult:
+        """Run a tool within its time; the agent tools bound their waits themselves."""
+        if ready.tool.group == "agents":
+            return await _run(ready, context)
+        task = self._supervisor.begin(_run(ready, context))
+        try:
+            await asyncio.wait((task,), timeout=self._outside.timeout_s)
+        except asyncio.CancelledError:
+            await self._stop(work, ready, task)
+            raise
+        if task.done():
+            return task.result()
+        name, limit = ready.call.name, self._outside.timeout_s
+        gone = await self._stop(work, ready, task)
+        left = "It was stopped." if gone else "It did not stop when told and may still have effects."
+        return ToolResult(text=f"{name} took more than its {limit:g} s. {left}", outcome="error")
+
+    async def _stop(self, work: Work, ready: Prepared, task: "asyncio.Task[ToolResult]") -> bool:
+        """Cancel a tool, again after a grace, then leave it behind with a warning that names it."""
+        try:
+            for _ in range(2):
+                task.cancel()
+                await asyncio.wait((task,), timeout=self._supervisor.grace_s)
+                if task.done():
+                    break
+        finally:
+            if not task.done():
+                self._supervisor.leave(work, task, f"The tool {ready.call.name}")
+        return task.done()
 
     def _hint(self, work: Work, call_id: CallId) -> str:
         turn = self._journal.state.sessions[work.session_id].turn
@@ -134,7 +174,7 @@ class ToolCalls:
 
     def _answer(self, work: Work, call_id: CallId, result: ToolResult) -> None:
         work.require_live()
-        whole = clean(result.text) + self._hint(work, call_id)
+        whole = clean(result.text)
         text, cut = fit_chars(whole, RESULT_MAX_CHARS)
         output_id = call_output_id(call_id) if cut else None
         if output_id is not None:
@@ -144,7 +184,7 @@ class ToolCalls:
             call_id=call_id,
             outcome=result.outcome,
             code=result.code,
-            text=text,
+            text=text + self._hint(work, call_id),
             cut=cut,
             output_id=output_id,
             run_id=result.run_id,
@@ -165,7 +205,7 @@ def _require_object(call: ToolCall) -> None:
         raise RetinueError("invalid", detail, "Call it again with one JSON object.")
 
 
-async def _execute(ready: Prepared, context: CallContext) -> ToolResult:
+async def _run(ready: Prepared, context: CallContext) -> ToolResult:
     try:
         return await ready.tool.call(context, ready.call.arguments)
     except RetinueError as refusal:

@@ -191,6 +191,10 @@ class SimLoop(base_events.BaseEventLoop):
         self._tasks = [task for task in self._tasks if not task.done()]
         return list(self._tasks)
 
+    def stand_still(self, for_s: float) -> None:
+        """Let `for_s` seconds pass at once, as when a callback blocks: every timer meanwhile is late."""
+        self._now += for_s
+
     def timers(self) -> list[asyncio.TimerHandle]:
         """Return the timers that are set, soonest first."""
         return sorted(timer for timer in self._scheduled if not timer.cancelled())
