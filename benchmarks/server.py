@@ -1,133 +1,166 @@
-"""A loopback model server for load: one parent that spawns N children, each with K tool rounds; it checks nothing."""
+"""A loopback model server for load: one parent that spawns N children, each with K tool rounds; it checks nothing.
+
+It speaks just enough HTTP by itself, so that it is not what a benchmark measures. A reply has ten chunks.
+"""
 
 import argparse
 import asyncio
 import json
 from typing import Any
 
-from aiohttp import web
+import msgspec
 
 CHUNKS = 10
 MARK = "[child]"
+WORDS = "word " * CHUNKS
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    """Return one stream event."""
+def framed(data: bytes) -> bytes:
+    """Return one chunk of a chunked body."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    """Return one stream event, framed."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     body = {"id": "x", "object": "chat.completion.chunk", "choices": [choice]}
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
+    return framed(b"data: " + json.dumps(body).encode() + b"\n\n")
 
 
-USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-USAGE_CHUNK = b"data: " + json.dumps({"id": "x", "choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n"
+LAST = framed(b"data: " + json.dumps({"id": "x", "choices": [], "usage": USAGE}).encode() + b"\n\ndata: [DONE]\n\n")
+LAST += b"0\r\n\r\n"
 
 
-def spawn_calls(children: int) -> list[dict[str, Any]]:
-    """Return the calls of the parent's first reply."""
+def calls_of(name: str, arguments: list[str]) -> list[dict[str, Any]]:
+    """Return calls of one function."""
     return [
-        {"index": i, "id": f"p{i}", "type": "function", "function": {"name": "spawn_agent", "arguments": arguments(i)}}
-        for i in range(children)
+        {"index": i, "id": f"{name}{i}", "type": "function", "function": {"name": name, "arguments": text}}
+        for i, text in enumerate(arguments)
     ]
 
 
-def arguments(number: int) -> str:
-    """Return the arguments of one spawn."""
-    return json.dumps({"prompt": f"{MARK} task {number}", "name": f"kid{number}"})
+def streamed(calls: list[dict[str, Any]]) -> list[bytes]:
+    """Return a reply's pieces: calls spread over its chunks, or words."""
+    pieces = [event({"role": "assistant", "content": ""})]
+    if calls:
+        share = -(-len(calls) // (CHUNKS - 2))
+        groups = [calls[i : i + share] for i in range(0, len(calls), share)]
+        pieces += [event({"tool_calls": group}) for group in groups]
+        pieces += [event({"content": ""}) for _ in range(CHUNKS - 2 - len(groups))]
+        return [*pieces, event({}, "tool_calls"), LAST]
+    return [*pieces, *(event({"content": "word "}) for _ in range(CHUNKS - 2)), event({}, "stop"), LAST]
 
 
-def ping_call(number: int) -> list[dict[str, Any]]:
-    """Return one call of the `ping` tool."""
-    return [{"index": 0, "id": f"t{number}", "type": "function", "function": {"name": "ping", "arguments": "{}"}}]
+def whole(calls: list[dict[str, Any]]) -> bytes:
+    """Return a reply that is not streamed."""
+    message: dict[str, Any] = {"role": "assistant", "content": "" if calls else WORDS}
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
+    body = json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": USAGE}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
-class Server:
-    """Answers by what the history says."""
+class Replies:
+    """The replies of one load, made once."""
 
-    def __init__(self, children: int, rounds: int, first_s: float, gap_s: float) -> None:
-        """Answer every parent with `children` spawns and every child with `rounds` calls of `ping`."""
-        self.children, self.rounds = children, rounds
-        self.first_s, self.gap_s = first_s, gap_s
-        self.active = self.peak = 0
+    def __init__(self, children: int, rounds: int) -> None:
+        """Know what comes when."""
+        spawns = [json.dumps({"prompt": f"{MARK} task {n}", "name": f"kid{n}"}) for n in range(children)]
+        self.rounds = rounds
+        self.kinds = {"spawn": calls_of("spawn_agent", spawns), "ping": calls_of("ping", ["{}"]), "text": []}
+        self.streams = {kind: streamed(calls) for kind, calls in self.kinds.items()}
+        self.wholes = {kind: whole(calls) for kind, calls in self.kinds.items()}
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request, streamed where it asks for that."""
-        body = await request.json()
-        self.active += 1
-        self.peak = max(self.peak, self.active)
-        try:
-            calls, text = self.reply(body["messages"])
-            if body.get("stream"):
-                return await self.stream(request, calls, text)
-            message: dict[str, Any] = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
-            finish = "tool_calls" if calls else "stop"
-            choice = {"index": 0, "message": message, "finish_reason": finish}
-            return web.json_response({"id": "x", "object": "chat.completion", "choices": [choice], "usage": USAGE})
-        finally:
-            self.active -= 1
-
-    def reply(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-        """Return the calls and the text that come next."""
+    def kind(self, messages: list[dict[str, Any]]) -> str:
+        """Return which reply a history asks for."""
         first = next(m for m in messages if m["role"] == "user")
         answered = sum(m["role"] == "tool" for m in messages)
         if MARK in str(first["content"]):
-            return (ping_call(answered), "") if answered < self.rounds else ([], "word " * CHUNKS)
-        return (spawn_calls(self.children), "") if answered == 0 else ([], "word " * CHUNKS)
-
-    async def stream(self, request: web.Request, calls: list[dict[str, Any]], text: str) -> web.StreamResponse:
-        """Send the reply in about ten chunks."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        if self.first_s:
-            await asyncio.sleep(self.first_s)
-        for piece in self.pieces(calls, text):
-            await response.write(piece)
-            if self.gap_s:
-                await asyncio.sleep(self.gap_s)
-        await response.write(USAGE_CHUNK)
-        await response.write_eof()
-        return response
-
-    def pieces(self, calls: list[dict[str, Any]], text: str) -> list[bytes]:
-        """Return the reply's chunks before the usage."""
-        pieces = [chunk({"role": "assistant", "content": ""})]
-        if calls:
-            pieces += [chunk({"tool_calls": [call]}) for call in calls]
-            pieces += [chunk({"content": ""}) for _ in range(CHUNKS - 2 - len(calls))]
-            return [*pieces, chunk({}, "tool_calls")]
-        pieces += [chunk({"content": word + " "}) for word in text.split()[: CHUNKS - 2]]
-        return [*pieces, chunk({}, "stop")]
+            return "ping" if answered < self.rounds else "text"
+        return "spawn" if answered == 0 else "text"
 
 
-async def health(request: web.Request) -> web.Response:
-    """Say how busy it was."""
-    return web.json_response({"peak": request.app["server"].peak})
+class Connection(asyncio.Protocol):
+    """One keep-alive connection."""
+
+    def __init__(self, replies: Replies, first_s: float, gap_s: float) -> None:
+        """Answer with `replies`, in time."""
+        self.replies, self.first_s, self.gap_s = replies, first_s, gap_s
+        self.buffer = b""
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        if isinstance(transport, asyncio.Transport):
+            self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer each whole request."""
+        self.buffer += data
+        head, end, rest = self.buffer.partition(b"\r\n\r\n")
+        if not end:
+            return
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields.get(b"content-length", b"0"))
+        if len(rest) >= length:
+            self.buffer = rest[length:]
+            self.answer(msgspec.json.decode(rest[:length]))
+
+    def answer(self, body: dict[str, Any]) -> None:
+        """Send a reply, piece by piece where it is streamed."""
+        kind = self.replies.kind(body["messages"])
+        if not body.get("stream"):
+            self.later(self.first_s, self.replies.wholes[kind])
+            return
+        pieces = self.replies.streams[kind]
+        if not self.gap_s:
+            self.later(self.first_s, STREAM_HEAD + b"".join(pieces))
+            return
+        self.write(STREAM_HEAD)
+        self.send(self.first_s, pieces, 0)
+
+    def send(self, wait_s: float, pieces: list[bytes], number: int) -> None:
+        """Send one piece after a while, and then the next."""
+        asyncio.get_running_loop().call_later(wait_s, self.next, pieces, number)
+
+    def next(self, pieces: list[bytes], number: int) -> None:
+        """Send a piece; the last two go together."""
+        last = number >= len(pieces) - 2
+        self.write(b"".join(pieces[number:]) if last else pieces[number])
+        if not last:
+            self.send(self.gap_s, pieces, number + 1)
+
+    def later(self, wait_s: float, data: bytes) -> None:
+        """Send everything at once after a while."""
+        asyncio.get_running_loop().call_later(wait_s, self.write, data)
+
+    def write(self, data: bytes) -> None:
+        """Write unless the client left."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Listen on a free loopback port and print the base URL."""
+    replies = Replies(options.children, options.rounds)
+    loop = asyncio.get_running_loop()
+    waits = options.first_ms / 1000, options.gap_ms / 1000
+    server = await loop.create_server(lambda: Connection(replies, *waits), "127.0.0.1", 0, backlog=4096)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
+    await server.serve_forever()
 
 
 def main() -> None:
-    """Serve until the process is ended; print the base URL first."""
+    """Serve until the process is ended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--children", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--first-ms", type=float, default=0)
     parser.add_argument("--gap-ms", type=float, default=0)
-    options = parser.parse_args()
-    server = Server(options.children, options.rounds, options.first_ms / 1000, options.gap_ms / 1000)
-    asyncio.run(serve(server))
-
-
-async def serve(server: Server) -> None:
-    """Listen on a free loopback port."""
-    app = web.Application(client_max_size=1 << 30)
-    app["server"] = server
-    app.router.add_post("/v1/chat/completions", server.answer)
-    app.router.add_get("/peak", health)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    print(f"http://127.0.0.1:{port}/v1", flush=True)
-    await asyncio.Event().wait()
+    asyncio.run(serve(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from retinue.app import Runtime, Settings, open, read_settings, run
+    from retinue.app import Runtime, open, run
     from retinue.core.errors import RetinueError
     from retinue.core.events import Event, Snapshot, Usage
     from retinue.core.policy import Policy
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from retinue.core.session import SessionRow
     from retinue.ports import Delta, Finish, FinishCall, Model, ModelRequest, Tool, ToolContext, ToolResult, ToolSchema
     from retinue.runtime.handles import Child, Session, Subagents, Turn, TurnResult
+    from retinue.settings import Settings, read_settings
     from retinue.tools.custom import tool
 
 __all__ = [
@@ -45,7 +46,8 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "retinue.app": ("Runtime", "Settings", "open", "read_settings", "run"),
+    "retinue.app": ("Runtime", "open", "run"),
+    "retinue.settings": ("Settings", "read_settings"),
     "retinue.core.errors": ("RetinueError",),
     "retinue.core.events": ("Event", "Snapshot", "Usage"),
     "retinue.core.policy": ("Policy",),

@@ -1,10 +1,10 @@
-"""The composition root: settings → a wired runtime; the only reader of the environment and of config files."""
+"""The composition root: settings → a wired runtime; it decides nothing and reads no config file itself."""
 
 import asyncio
+import logging
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
-import platformdirs
 
 from retinue.control import ControlServer
 from retinue.core.errors import RetinueError
@@ -31,6 +30,8 @@ from retinue.ports import Model, StoreError, Tool
 from retinue.runtime.handles import Session, Subagents, TurnResult
 from retinue.runtime.kernel import Kernel, NewSession, Parts
 from retinue.runtime.prompt import PromptTexts
+from retinue.settings import Settings, read_settings
+from retinue.stores.filesystem import network_file_system, warning
 from retinue.stores.owner import OwnerLock, prepare_data_dir
 from retinue.stores.sqlite import SQLiteStore
 from retinue.tools.agents import agent_tools
@@ -40,9 +41,10 @@ from retinue.tools.workspace import workspace_tools
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DATA_DIR: Final = ".retinue"
+_LOG: Final = logging.getLogger("retinue")
 DATABASE: Final = "retinue.sqlite3"
-CONFIG: Final = "config.toml"
+COMMAND_MAX_CHARS: Final = 200
+"""Characters of the command that the lock file names the owner by."""
 THREADS_MAX: Final = 8
 """Threads for blocking calls: one commit at a time, file reads, sync tools."""
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -95,140 +97,6 @@ class ThreadExecutor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Config(msgspec.Struct, kw_only=True):
-    """What the config files say; keys of later versions are ignored."""
-
-    model: str | None = None
-    policy: dict[str, Any] = {}
-    connections: dict[str, dict[str, Any]] = {}
-
-
-class Settings(msgspec.Struct, kw_only=True):
-    """Everything a runtime is made from, and where each of it came from."""
-
-    data_dir: Path
-    environ: dict[str, str]
-    model: str | None = None
-    policy: dict[str, Any] = {}
-    connections: dict[str, dict[str, Any]] = {}
-    home: Path | None = None
-    sources: dict[str, str] = {}
-    """Setting → where it came from: a flag, a variable, a file."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what `retinue config show` prints; keys stay in the environment, and what headers hold is hidden."""
-        return {
-            "data_dir": str(self.data_dir),
-            "model": self.model,
-            "policy": self.policy,
-            "connections": {name: _without_secrets(table) for name, table in self.connections.items()},
-            "sources": self.sources,
-        }
-
-
-def find_data_dir(named_dir: str | Path | None, start: str | Path, environ: Mapping[str, str]) -> Path:
-    """Return the data directory: the named one, `RETINUE_DATA_DIR`, the nearest `.retinue/` upwards, or a new one."""
-    chosen = named_dir or environ.get("RETINUE_DATA_DIR")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    here = Path(start).absolute()
-    for folder in (here, *here.parents):
-        if (folder / DATA_DIR).is_dir():
-            return folder / DATA_DIR
-    return here / DATA_DIR
-
-
-def read_settings(data_dir: str | Path | None = None, *, start: str | Path = ".", model: str | None = None) -> Settings:
-    """Return the settings: flag, then environment, then the project's file, then the user's, then the default.
-
-    Raises `invalid` for a config file that cannot be read, naming it.
-    """
-    environ = dict(os.environ)
-    folder = find_data_dir(data_dir, start, environ)
-    policy: dict[str, Any] = {}
-    connections: dict[str, dict[str, Any]] = {}
-    models = [(model, "--model"), (environ.get("RETINUE_MODEL"), "RETINUE_MODEL")]
-    sources = {"data_dir": _data_dir_source(data_dir, folder, environ), "model": "not set"}
-    for file in (str(user_config_file()), str(folder / CONFIG)):
-        found = _read_config(Path(file))
-        changes = _flat(found.policy)
-        policy.update(changes)
-        connections.update(found.connections)
-        models.insert(2, (found.model, file))
-        sources.update({f"policy.{key}": file for key in changes})
-        sources.update({f"connections.{name}": file for name in found.connections})
-    chosen = next(((name, where) for name, where in models if name), None)
-    if chosen is not None:
-        sources["model"] = chosen[1]
-    return Settings(
-        data_dir=folder,
-        environ=environ,
-        model=None if chosen is None else chosen[0],
-        policy=policy,
-        connections=connections,
-        home=Path(environ["HOME"]) if environ.get("HOME") else None,
-        sources=sources,
-    )
-
-
-def user_config_file() -> Path:
-    """Return where the user's own settings lie, whether there are any or not."""
-    return Path(platformdirs.user_config_dir("retinue", appauthor=False)) / CONFIG
-
-
-def _data_dir_source(named_dir: str | Path | None, folder: Path, environ: Mapping[str, str]) -> str:
-    if named_dir:
-        return "--data-dir"
-    if environ.get("RETINUE_DATA_DIR"):
-        return "RETINUE_DATA_DIR"
-    return "nearest .retinue/" if folder.is_dir() else "not made yet"
-
-
-def _without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a connection to be shown: what its headers hold and who its address lets in may be secret."""
-    shown = dict(table)
-    if isinstance(shown.get("headers"), dict):
-        shown["headers"] = dict.fromkeys(shown["headers"], "…")
-    if isinstance(shown.get("base_url"), str):
-        shown["base_url"] = without_login(shown["base_url"])
-    return shown
-
-
-def without_login(url: str) -> str:
-    """Return an address without user and password."""
-    scheme, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
-
-
-def _read_config(path: Path) -> Config:
-    if not os.access(path.parent, os.X_OK):
-        return Config()  # no such folder, or one that opening the record refuses with its own sentence
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return Config()
-    except (OSError, ValueError) as error:
-        detail = f"The settings file {path} cannot be read: {error}."
-        raise RetinueError("invalid", detail, "Mend or move it.") from error
-    try:
-        return msgspec.convert(table, Config)
-    except msgspec.ValidationError as error:
-        detail = f"The settings file {path} is wrong: {error}."
-        raise RetinueError("invalid", detail, "See docs/settings.md.") from error
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted keys: `[policy] caps.running.root = 2` is a table of tables in TOML."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat.update(_flat(cast("Mapping[str, Any]", value), f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 class Runtime:
     """A runtime over one data directory; open it with `retinue.open` and use it as an async context manager.
 
@@ -244,12 +112,14 @@ class Runtime:
         tools: Sequence[Tool | Callable[..., Any] | str] = (),
         models: Mapping[str, Model] | None = None,
         command: str | None = None,
+        file_system: Callable[[Path], str | None] = network_file_system,
     ) -> None:
-        """Keep what to open; nothing happens before `async with`."""
+        """Keep what to open; nothing happens before `async with`. `file_system` says what network a folder lies on."""
         self.settings: Final = settings
         self._tools = tools
         self._models = models
-        self._command = command or " ".join(sys.argv) or "python"
+        self._file_system = file_system
+        self._command = (command or " ".join(sys.argv) or "python")[:COMMAND_MAX_CHARS]
         self._stack = AsyncExitStack()
         self._kernel: Kernel | None = None
 
@@ -284,12 +154,15 @@ class Runtime:
             self.settings.connections, environment=self.settings.environ, custom=self._models, clock=clock
         )
         folder = prepare_data_dir(self.settings.data_dir)
+        network = self._file_system(folder)
+        if network is not None:
+            _LOG.warning("retinue: warning: %s", warning(folder, network))
         lock = OwnerLock(folder)
         lock.acquire(self._command)
         self._stack.callback(lock.release)
         executor = ThreadExecutor()
         self._stack.callback(executor.close)
-        store = await executor.run(_open_store, folder / DATABASE)
+        store = await executor.run(self.open_store, folder)
         self._stack.callback(store.close)
         workspace = workspace_tools()
         known = [made.schema.name for made in (*workspace, *custom)]
@@ -303,6 +176,7 @@ class Runtime:
             texts=_texts(),
             data_dir=str(folder),
             tools=lambda kernel: (*workspace, *custom, *agent_tools(kernel)),
+            tool_timeout_s=self.settings.tool_timeout_s,
         )
         kernel = Kernel(parts, await executor.run(store.position))
         self._stack.push_async_callback(kernel.close)
@@ -312,6 +186,10 @@ class Runtime:
         self._stack.push_async_callback(control.stop)
         lock.announce(str(control.path))
         self._kernel = kernel
+
+    def open_store(self, folder: Path) -> SQLiteStore:
+        """Open the store of a data directory; blocks. A subclass may use another one."""
+        return _open_store(folder / DATABASE)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -105,7 +105,7 @@ class ControlServer:
             task.cancel()
         if self._open:
             await asyncio.wait(list(self._open))
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # in a folder that may not be written to any more it stays, and means nothing
             self.path.unlink()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -58,6 +58,16 @@ class Reset(Value):
     attempt: int
 
 
+class Spent(Value):
+    """What a request has cost so far, its earlier tries included; it is for a request that is cut off.
+
+    `retries` counts the tries before the present one; `usage` sums what was reported, null where nothing was.
+    """
+
+    retries: int = 0
+    usage: Usage | None = None
+
+
 class FinishCall(Value):
     """A call the model made, whole. `arguments` is the raw text; the loop checks that it is a JSON object."""
 
@@ -71,6 +81,7 @@ class Finish(Value):
 
     `usage` is null when the provider reported none. `error` is one sentence and set for `error`, `refusal`
     and `incomplete`; `status` the HTTP status where there was one; `retry_after_s` what the provider asked for.
+    `cause` is `timeout` when a time-out of ours ended it, `lasting` when asking once more cannot help.
     """
 
     reason: FinishReason
@@ -82,13 +93,18 @@ class Finish(Value):
     status: int | None = None
     retry_after_s: float | None = None
     retries: int = 0
+    cause: Literal["timeout", "lasting"] | None = None
+
+
+Piece = Delta | Reset | Spent | Finish
+"""What a model's stream is made of."""
 
 
 class Model(Protocol):
     """A model behind one connection."""
 
-    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
-        """Yield deltas, resets and then exactly one `Finish`; raise nothing but `asyncio.CancelledError`."""
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        """Yield deltas, resets, costs, then exactly one `Finish`; raise nothing but `asyncio.CancelledError`."""
         ...
 
     async def aclose(self) -> None:
@@ -101,6 +117,10 @@ class Models(Protocol):
 
     def find(self, name: str) -> tuple[Model, str]:
         """Return the model and the name its connection knows; raise `unknown_model`."""
+        ...
+
+    def room_tokens(self, name: str) -> int:
+        """Return how many tokens a request to this model may hold, its answer included."""
         ...
 
     async def aclose(self) -> None:

@@ -31,7 +31,6 @@ NOT_YET = {
     "budget.exceeded",
     "policy.changed",
     "switch.changed",
-    "context.compacted",
     "hook.failed",
 }
 OURS = {"run.waiting", "run.resumed"}

@@ -71,6 +71,18 @@ def test_unusable_calls_are_counted_in_a_row_until_one_can_be_used(code: str) ->
     assert turn_of(log).unusable == 0
 
 
+def test_B108_a_message_of_several_unusable_calls_counts_once_and_one_usable_call_clears_it() -> None:
+    log = driver.opened()
+    call(log, *(("look", {"at": n}) for n in range(4)))
+    answer_all(log, "invalid")
+    assert turn_of(log).unusable == 1
+    for codes in (["invalid", None], [None, "invalid"]):
+        call(log, ("look", {"codes": codes}), ("list", {}))
+        for call_id, code in zip(log.state.sessions[ROOT].open_calls, codes, strict=True):
+            log.append(ROOT, ToolFinished(call_id=call_id, outcome="error" if code else "ok", code=code, text=""))
+        assert turn_of(log).unusable == 0
+
+
 def test_a_finish_that_promises_a_call_and_brings_none_counts_and_an_honest_stop_does_not() -> None:
     log = driver.opened()
     call(log)

@@ -3,12 +3,13 @@
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -16,6 +17,8 @@ SECONDS_MAX = 120
 """After this many seconds a process is killed: a test that hangs fails instead."""
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, PR_CAPBSET_DROP = 1, 2, 24
 COMMAND = [sys.executable, "-m", "retinue"]
+SEARCH: Final = {"RETINUE_DATA_DIR": ""}
+"""What a test sets that is about the search for a data directory."""
 Line = dict[str, Any]
 
 
@@ -35,11 +38,28 @@ class Ran(NamedTuple):
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+def _heed_signals() -> None:
+    """Let commands have the default for signals that this process ignores, as below nohup or behind `&`.
+
+    What is ignored is inherited; what has a handler, even one that does nothing, begins with the default.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+_heed_signals()
+
+
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment without keys, models, data directories or settings of the person who runs the tests."""
+    """Return an environment without keys, models, data directories or settings of the person who runs the tests.
+
+    The record lies in `.retinue` of the test's folder whatever stands above it; `SEARCH` lets a test look upwards.
+    """
     own = ("OPENAI_", "ANTHROPIC_", "RETINUE_", "XDG_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    return {**kept, "HOME": str(home), "TERM": "xterm-256color", **(extra or {})}
+    own_record = {"RETINUE_DATA_DIR": str(home / ".retinue")}
+    return {**kept, "HOME": str(home), "TERM": "xterm-256color", **own_record, **(extra or {})}
 
 
 def retinue(folder: Path, *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None, **more: Any) -> Ran:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kit import Ran, of_type, one_sentence, retinue, without_root_rights
+from tests.e2e.kit import SEARCH, Ran, of_type, one_sentence, retinue, without_root_rights
 
 MANY = 10_000
 NAMED = re.compile(r"`([^`\n]+)`")
@@ -78,7 +78,7 @@ def test_the_report_stands_on_stdout_alone(tmp_path: Path) -> None:
 def test_the_record_lies_in_the_nearest_data_directory_upwards(tmp_path: Path) -> None:
     (tmp_path / ".retinue").mkdir()
     (tmp_path / "below" / "deep").mkdir(parents=True)
-    assert retinue(tmp_path.parent, "demo", str(tmp_path / "below" / "deep")).code == 0
+    assert retinue(tmp_path.parent, "demo", str(tmp_path / "below" / "deep"), env=SEARCH).code == 0
     assert (tmp_path / ".retinue" / "retinue.sqlite3").exists()
     assert not (tmp_path / "below" / ".retinue").exists()
 

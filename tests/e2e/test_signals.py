@@ -75,6 +75,33 @@ def test_a_tool_that_does_not_stop_cannot_hold_up_a_shutdown(tmp_path: Path, too
     assert (running.seen[-1]["type"], running.seen[-1]["reason"]) == ("turn.closed", "shutdown")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("tool", ["stubborn", "stuck"])
+def test_tools_of_parent_and_child_that_do_not_stop_hold_up_no_shutdown_even_after_an_interrupt(
+    tmp_path: Path, tool: str, number: int
+) -> None:
+    (tmp_path / "mine.py").write_text(STUBBORN)
+    calls = [call("spawn_agent", prompt="x"), call(tool)]
+    model = script(
+        tmp_path,
+        {"agent": "parent", "text": "go", "tool_calls": calls},
+        {"agent": "child", "text": "me too", "tool_calls": [call(tool)]},
+    )
+    with Running(tmp_path, "run", "--model", model, "--tools", f"mine:{tool}", "go", "--json") as running:
+        running.until(
+            lambda _: len([line for line in of_type(running.seen, "tool.started") if line["name"] == tool]) == 2
+        )
+        if tool == "stuck":
+            running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(number)
+        assert running.process.wait(SHUTDOWN_MAX_S) == 3
+        running.end()
+    shown = retinue(tmp_path, "sessions", "show", running.seen[0]["session_id"], "--json").document()
+    assert (shown["status"], shown["last_turn"]["status"]) == ("idle", "interrupted")
+    runs = retinue(tmp_path, "runs", "list", "--json").document()["items"]
+    assert [(run["status"] in ("interrupted", "cancelled"), run["partial"]) for run in runs] == [(True, "me too")]
+
+
 def test_a_second_interrupt_leaves_at_once_and_the_next_start_closes_what_is_open(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STUBBORN)
     calls = [call("spawn_agent", prompt="take long"), call("stubborn")]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.models.openai import OpenAIModel
-from retinue.ports import Delta, Finish, Model, ModelRequest, RequestMessage, UserText
+from retinue.ports import Delta, Finish, Model, ModelRequest, RequestMessage, Spent, UserText
 
 STREAMS = Path(__file__).resolve().parents[1] / "streams"
 STREAM_FILES = sorted(STREAMS.glob("*.jsonl"))
@@ -29,11 +29,10 @@ def request_of(*messages: RequestMessage, **fields: Any) -> ModelRequest:
 
 async def heard(model: Model, request: ModelRequest) -> tuple[list[Delta], Finish]:
     """Return the deltas of a stream and its one finish, which must come last."""
-    pieces = [piece async for piece in model.stream(request)]
-    *deltas, finish = pieces
+    *pieces, finish = [piece async for piece in model.stream(request)]
     assert isinstance(finish, Finish)
-    assert all(isinstance(delta, Delta) for delta in deltas)
-    return [delta for delta in deltas if isinstance(delta, Delta)], finish
+    assert all(isinstance(piece, Delta | Spent) for piece in pieces)
+    return [piece for piece in pieces if isinstance(piece, Delta)], finish
 
 
 def asked(base_url: str, request: ModelRequest | None = None, **how: Any) -> tuple[list[Delta], Finish]:

@@ -11,7 +11,7 @@ from retinue.core.events import Usage
 from retinue.models import assembler as module
 from retinue.models.assembler import Assembler, Ending
 from retinue.models.calls import CALLS_MAX
-from retinue.ports import Delta, Finish
+from retinue.ports import Delta, Finish, Spent
 
 KEYS = ["choices", "delta", "content", "tool_calls", "function", "name", "arguments", "index", "id", "usage", "error"]
 
@@ -80,7 +80,7 @@ def test_a_character_cut_into_surrogates_is_joined_and_a_lone_one_replaced() -> 
     it.feed(calls(call('\ude42"}', index=0)))
     it.feed(chunk("stop"))
     finish = it.finish("done")
-    assert [delta.text for delta in shown] == ["a", "🙂b"]
+    assert [delta.text for delta in shown if isinstance(delta, Delta)] == ["a", "🙂b"]
     assert finish.text == "a🙂b\N{REPLACEMENT CHARACTER}"
     assert finish.tool_calls[0].arguments == '{"x": "🙂"}'
 
@@ -116,6 +116,14 @@ def test_B114_calls_that_share_index_and_id_are_told_apart_by_their_whole_argume
     assert called(call("{}", "a", index=0, id="x"), call("{}", "b", index=0, id="y")) == [("a", "{}"), ("b", "{}")]
     assert called(call("{}", "a", index=0, id=""), call("{}", "a", index=0, id="")) == [("a", "{}"), ("a", "{}")]
     assert called(call("{}", "a"), call("{}", "a")) == [("a", "{}"), ("a", "{}")]
+
+
+def test_B104_a_new_id_on_every_fragment_of_one_call_is_no_new_call() -> None:
+    one, two, three = call('{"p"', "read", index=0, id="x1"), call(":1", "read", index=0, id="x2"), call("}", index=0)
+    assert called(one, two, three) == [("read", '{"p":1}')]
+    cut_off = call('{"p"', "read", index=0, id="x1")
+    assert called(cut_off, call('{"p":2}', "read", index=0, id="x2")) == [("read", '{"p"'), ("read", '{"p":2}')]
+    assert called(call("", "ping", index=0, id="x1"), call("", "ping", index=0, id="x2")) == [("ping", "")] * 2
 
 
 def test_a_call_sent_once_more_at_the_end_is_no_second_call() -> None:
@@ -194,6 +202,61 @@ def test_B65_the_last_usage_report_counts_with_its_parts() -> None:
     }
     finish = assembled({**chunk(content="a"), "usage": first}, {"choices": [], "usage": last}, chunk("stop"))
     assert finish.usage == Usage(input=1000, cached=800, output=50, reasoning=20, total=1050)
+
+
+def test_B67_reports_that_each_leave_something_out_are_put_together_and_a_smaller_one_changes_nothing() -> None:
+    reports = [{"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 80}}, {"completion_tokens": 7}]
+    reports.append({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
+    it = Assembler()
+    shown = [piece for report in reports for piece in it.feed({"choices": [], "usage": report})]
+    it.feed(chunk("stop"))
+    usage = Usage(input=90, cached=80, output=7, total=97)
+    assert it.finish("done").usage == usage
+    assert shown == [Spent(usage=Usage(input=90, cached=80, total=90)), Spent(usage=usage)]
+
+
+def test_more_cached_than_sent_is_not_believed() -> None:
+    report = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 80}}
+    usage = assembled({"usage": report}, chunk("stop")).usage
+    assert usage == Usage(input=5, cached=5, output=1, total=6)
+
+
+@pytest.mark.parametrize("first", ["length", "content_filter", "error"])
+def test_the_first_bad_finish_reason_stands_whatever_follows(first: str) -> None:
+    assert assembled(chunk(first, content="t"), chunk("stop")).reason == assembled(chunk(first, content="t")).reason
+    assert assembled(chunk("stop", content="t"), chunk(first)).reason == assembled(chunk(first, content="t")).reason
+
+
+def test_an_empty_delta_beside_a_message_hides_nothing() -> None:
+    for delta in (None, {}):
+        body = {"choices": [{"delta": delta, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+        assert assembled(body).text == "hi"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "lasting"),
+    [
+        ({"code": "rate_limit_exceeded"}, 429, False),
+        ({"type": "overloaded_error"}, 529, False),
+        ({"code": 429, "status": "RESOURCE_EXHAUSTED"}, 429, False),
+        ({"status": "UNAVAILABLE"}, 503, False),
+        ({"code": None, "type": "invalid_request_error"}, 400, False),
+        ({"code": "insufficient_quota", "type": "insufficient_quota"}, 429, True),
+        ({"code": "made_up"}, None, False),
+        ({"code": True, "type": []}, None, False),
+        ("plain words", None, False),
+    ],
+)
+def test_B112_an_error_in_the_stream_says_in_its_own_words_what_status_it_means(
+    error: Any, status: int | None, lasting: bool
+) -> None:
+    finish = assembled({"error": error})
+    assert (finish.reason, finish.status, finish.cause) == ("error", status, "lasting" if lasting else None)
+
+
+def test_what_asking_again_would_only_repeat_is_lasting() -> None:
+    many = [call("{}", "ping", index=n) for n in range(CALLS_MAX + 1)]
+    assert assembled(calls(*many), chunk("tool_calls")).cause == "lasting"
 
 
 @pytest.mark.parametrize(

@@ -240,3 +240,10 @@ def test_a_cancel_in_the_middle_of_a_script_is_raised_and_nothing_follows() -> N
 
     asyncio.run(cancel())
     assert heard_so_far == []
+
+
+def test_an_error_without_a_status_is_final_and_one_with_a_status_is_not() -> None:
+    final = asyncio.run(heard(ScriptedModel([{"error": "boom"}]), request_of()))[1]
+    passing = asyncio.run(heard(ScriptedModel([{"error": "busy", "status": 503}]), request_of()))[1]
+    assert (final.reason, final.cause) == ("error", "lasting")
+    assert (passing.reason, passing.cause) == ("error", None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retinue.core.ids import CallId
-from retinue.models.openai import HttpOptions, OpenAIModel
+from retinue.models.openai import OpenAIModel
 from retinue.models.scripted import ScriptedModel, load_script
 from retinue.ports import AssistantText, Finish, Model, RequestCall, RequestMessage, ToolText, UserText
 from retinue.testing.modelserver import ModelServer, Setup
@@ -144,19 +144,3 @@ def _object(arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def test_the_adapter_waits_as_long_as_it_is_told_and_no_longer() -> None:
-    lines = [{"text": "late", "delay_ms": 60_000}]
-
-    async def ask() -> Finish:
-        model = OpenAIModel(server.base_url, options=HttpOptions(idle_timeout_s=0.05))
-        try:
-            return (await heard(model, request_of()))[1]
-        finally:
-            await model.aclose()
-
-    with ModelServer(lines) as server:
-        finish = asyncio.run(ask())
-    assert finish.reason == "error"
-    assert finish.error == f"could not reach {server.base_url}/chat/completions: no answer within 0.05 s."

@@ -16,7 +16,13 @@ from retinue.testing.fakes import OneModel
 from retinue.testing.world import World
 from retinue.tools.agents import agent_tools
 
-TEXTS = PromptTexts(main_role="main", child_role="child", delegation="delegate well", child_notes="you are a child")
+TEXTS = PromptTexts(
+    main_role="main",
+    child_role="child",
+    delegation="delegate well",
+    child_notes="you are a child",
+    compaction="write notes",
+)
 CWD = "/workspace"
 
 

@@ -18,7 +18,7 @@ from retinue.testing.fakes import slow_tool
 from retinue.testing.world import World, WorldOptions, run_world
 from tests.sim.lives import kernel_in, open_root
 
-SCRIPT = [
+SCRIPT: list[dict[str, object]] = [
     {
         "agent": "parent",
         "tool_calls": [
@@ -56,7 +56,20 @@ def cancel_first_run(kernel: Kernel, _: SessionId) -> None:
 ACTS: dict[str, Act] = {"stop the root": stop_root, "shut down": shut_down, "cancel one run": cancel_first_run}
 
 
-def live(acts: dict[int, Act], seed: int = 1) -> tuple[list[str], int]:
+SIX: list[dict[str, object]] = [
+    {
+        "agent": "parent",
+        "tool_calls": [
+            {"name": "spawn_agent", "arguments": {"prompt": f"task {number}", "name": ("one", "two")[number % 2]}}
+            for number in range(6)
+        ],
+    },
+    *SCRIPT[1:],
+    *({"agent": "parent", "text": "noted", "delay_ms": 10} for _ in range(4)),
+]
+
+
+def live(acts: dict[int, Act], script: list[dict[str, object]] | None = None, seed: int = 1) -> tuple[list[str], int]:
     """Run the world with acts at some passes; return its problems and how many passes it took."""
     store = SQLiteStore(":memory:")
     held: list[tuple[Kernel, SessionId]] = []
@@ -69,7 +82,7 @@ def live(acts: dict[int, Act], seed: int = 1) -> tuple[list[str], int]:
             act(kernel, root)
 
     async def main(world: World) -> None:
-        model = ScriptedModel(SCRIPT, sleep=world.clock.sleep)
+        model = ScriptedModel(script or SCRIPT, sleep=world.clock.sleep)
         kernel = kernel_in(world, store, model, tools=[slow_tool(world.clock, 0.05)])
         await kernel.start()
         root = await open_root(kernel, POLICY)
@@ -119,3 +132,11 @@ def test_two_stops_with_a_gap_are_as_good_as_one(gap: int) -> None:
     for number in range(0, passes, 2):
         acts = {number: cancel_first_run, number + gap: stop_root}
         assert live(acts)[0] == [], f"passes {number} and {number + gap}"
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_one_stop_at_any_pass_of_six_children_loses_nothing(act: str) -> None:
+    problems, passes = live({}, SIX)
+    assert problems == []
+    for number in range(passes):
+        assert live({number: ACTS[act]}, SIX)[0] == [], f"pass {number}"

@@ -7,18 +7,28 @@ from dataclasses import dataclass, field
 from retinue.core.errors import RetinueError
 from retinue.core.events import AnyFact, Event, RunQueued, RunSettled, StepOpened
 from retinue.core.ids import SessionId
-from retinue.ports import Tool
+from retinue.ports import Tool, UserText
 from retinue.runtime.kernel import Kernel, Parts
 from retinue.stores.sqlite import SQLiteStore
 from retinue.testing.checkers import all_events, check_all, check_kept, check_projections, check_requests
-from retinue.testing.fakes import RecordingModel, WorldModel, deaf_tool, echo_tool, raising_tool, slow_tool
+from retinue.testing.fakes import (
+    OneModel,
+    RecordingModel,
+    Seen,
+    WorldModel,
+    deaf_tool,
+    echo_tool,
+    raising_tool,
+    slow_tool,
+)
 from retinue.testing.faults import FaultyModel, FaultyStore, WorldPlan, random_plan
 from retinue.testing.world import CountingIds, World, WorldOptions, run_world
-from tests.sim.lives import kernel_in, open_root
+from tests.sim.lives import TEXTS, kernel_in, open_root
 
 Make = Callable[[Parts, int], Kernel]
 LIVES_MAX = 4
 DEAF_S = 30.0
+ROOMS_TOKENS = (1_000_000, 1_000_000, 1_500)
 PASSES_MAX = 60_000
 
 
@@ -60,7 +70,9 @@ class History:
         store = FaultyStore(self.inner, self.plan.store if first else None, world.executor.slow)
         wander = WorldModel(self.seed, world.clock)
         seen = RecordingModel(FaultyModel(wander, self.plan.faults, world.clock), self.inner.position)
-        kernel = kernel_in(world, store, seen, tools=_tools(world), make=self.make)
+        room_tokens = ROOMS_TOKENS[self.seed % len(ROOMS_TOKENS)]
+        models = OneModel(seen, room_tokens)
+        kernel = kernel_in(world, store, seen, tools=_tools(world), make=self.make, models=models)
         try:
             await kernel.start()
             await self._turns(world, kernel, first=first)
@@ -71,7 +83,7 @@ class History:
         finally:
             await kernel.close()
             await world.clock.sleep(DEAF_S)  # a tool that ignores every cancel ends by itself
-            self.problems += check_requests(all_events(self.inner), seen.seen)
+            self.problems += check_requests(all_events(self.inner), [one for one in seen.seen if not _for_notes(one)])
         self.commits = store.commits
         self.problems += ["a commit was tried after a failed one"] if store.after_failure else []
         return kernel.journal.error is None
@@ -105,6 +117,12 @@ class History:
                 await kernel.interrupt(root)
             elif root in kernel.supervisor.works:
                 await _steer(kernel, root)
+
+
+def _for_notes(seen: Seen) -> bool:
+    """Return whether a request asked for the notes of a compaction: it belongs to no step."""
+    last = seen.request.messages[-1]
+    return isinstance(last, UserText) and last.text == TEXTS.compaction
 
 
 async def _steer(kernel: Kernel, root: SessionId) -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from retinue.app import Settings, read_settings, without_login
 from retinue.cli import printing
 from retinue.cli.options import Where
 from retinue.core.policy import NAMES, TABLE, Key, Policy, show
 from retinue.models.registry import ConnectionRow, ModelRegistry
+from retinue.settings import Settings, read_settings, without_login
 
 _POLICY_CELL_CHARS = 44
 
@@ -42,10 +42,10 @@ def models(options: Where) -> int:
     settings = read_settings(options.data_dir)
     rows = ModelRegistry(settings.connections, environment=settings.environ).rows()
     if options.json:
-        printing.document({"items": [*(_shown(row) for row in rows), *_built_in()], "next": None})
+        printing.document({"items": [*(_shown(row, settings) for row in rows), *_built_in()], "next": None})
         return 0
     cells = [
-        (f"{row.name}:NAME", row.kind, _key(row), without_login(row.base_url or ""), ", ".join(row.models) or "any")
+        (f"{row.name}:NAME", row.kind, _key(row), _address(row, settings) or "", ", ".join(row.models) or "any")
         for row in rows
     ]
     own = [(row["name"], row["kind"], "none needed", "", "") for row in _built_in()]
@@ -54,11 +54,14 @@ def models(options: Where) -> int:
     return 0
 
 
-def _shown(row: ConnectionRow) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.to_builtins(row)
-    if row.base_url is not None:
-        body["base_url"] = without_login(row.base_url)
-    return body
+def _shown(row: ConnectionRow, settings: Settings) -> dict[str, Any]:
+    return {**msgspec.to_builtins(row), "base_url": _address(row, settings)}
+
+
+def _address(row: ConnectionRow, settings: Settings) -> str | None:
+    """Return a connection's address; of a kind that is not built in only the one that was given: it has no default."""
+    url = row.base_url if row.kind == "openai" else settings.connections.get(row.name, {}).get("base_url")
+    return None if url is None else without_login(str(url))
 
 
 def _built_in() -> list[dict[str, Any]]:

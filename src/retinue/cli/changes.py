@@ -6,28 +6,35 @@ from typing import Any, Final
 
 import msgspec
 
-from retinue.app import DATABASE, Runtime, Settings, read_settings, run_async
+from retinue.app import DATABASE, Runtime, run_async
 from retinue.cli import printing
 from retinue.cli.lists import show_run
 from retinue.cli.options import Where
-from retinue.cli.reading import find_run, record
+from retinue.cli.owning import OWNER_CHANGE_MAX_S, PAUSE_S, momentary_command
+from retinue.cli.reading import find_run, is_text, last_answer, record, record_of
 from retinue.control import METHODS, WAIT_MAX_S, call_owner
 from retinue.core.errors import RetinueError, not_found
 from retinue.runtime.scheduler import cut_slice
+from retinue.settings import Settings, read_settings
 from retinue.stores.owner import read_owner
+from retinue.tools.agents import wait_row
 
 OUTPUT_MAX_CHARS: Final = 200_000
 """Characters of one answer: with four bytes each they fit the control socket's line."""
-OWNER_CHANGE_MAX_S: Final = 10.0
-"""Seconds in which an owner that is starting or ending must be there or gone."""
-_PAUSE_S: Final = 0.05
+CANCEL_MAX_S: Final = 15.0
+"""Seconds in which an owner that is alive has cancelled a run: twice the grace of a body that ignores it, and more."""
+WAIT_MARGIN_S: Final = 1.0
+"""Seconds that an owner has to answer once the time of a wait has run out."""
+OUTPUT_MAX_S: Final = 5.0
+"""Seconds that an owner has to say what a run has streamed so far; then the record is read."""
 _GONE: Final = frozenset({"stopping", "store_owned"})
 """What we are told where the owner changes while we ask."""
 
 
 def runs_cancel(run_id: str, options: Where) -> int:
     """Cancel a run and print it after it has ended."""
-    body = _ask(options, "runs.cancel", {"id": run_id})
+    _require_text((run_id,))
+    body = run_async(_cancelled(read_settings(options.data_dir), run_id))
     if options.json:
         printing.document(body)
         return 0
@@ -43,7 +50,9 @@ def runs_wait(ids: Sequence[str], mode: str, timeout_s: float, options: Where) -
     if not 0 <= timeout_s <= WAIT_MAX_S:
         detail = f"--timeout cannot be {timeout_s:g}."
         raise RetinueError("invalid", detail, f"Give 0 to {WAIT_MAX_S:g} seconds.")
-    body = _ask(options, "runs.wait", {"ids": list(ids), "mode": mode, "timeout_s": timeout_s})
+    _require_text(ids)
+    settings = read_settings(options.data_dir)
+    body = run_async(_waited(settings, ids, mode, timeout_s)) or _as_stored(settings, ids)
     if options.json:
         printing.document(body)
         return 0
@@ -61,7 +70,12 @@ def runs_output(run_id: str, window: tuple[int, int], options: Where) -> int:
     if offset < 0 or not 1 <= limit <= OUTPUT_MAX_CHARS:
         detail = f"--offset {offset} with --limit {limit} is no slice of a text."
         raise RetinueError("invalid", detail, f"Offsets begin at 0; ask for 1 to {OUTPUT_MAX_CHARS} characters.")
-    body = _live_output(run_id, window, options) or _stored_output(run_id, window, options)
+    _require_text((run_id,))
+    body = (
+        _roots_output(run_id, window, options)
+        or _live_output(run_id, window, options)
+        or _stored_output(run_id, window, options)
+    )
     if options.json:
         printing.document(body)
         return 0
@@ -72,6 +86,24 @@ def runs_output(run_id: str, window: tuple[int, int], options: Where) -> int:
     return 0
 
 
+def _require_text(ids: Sequence[str]) -> None:
+    for name in ids:
+        if not is_text(name):
+            raise not_found("run", name)
+
+
+def _roots_output(name: str, window: tuple[int, int], where: Where) -> dict[str, Any] | None:
+    """Return what the last turn of a root session said, which no run holds; null for everything else."""
+    if not name.startswith("s_"):
+        return None
+    with record(where) as store:
+        answer = None if store is None else last_answer(store, name)
+    if answer is None:
+        return None
+    body: dict[str, Any] = msgspec.to_builtins(cut_slice(answer, *window))
+    return body
+
+
 def _live_output(run_id: str, window: tuple[int, int], where: Where) -> dict[str, Any] | None:
     """Return what the owner says, which is the text as it streams; null where no owner answers."""
     owner = read_owner(read_settings(where.data_dir).data_dir)
@@ -79,7 +111,9 @@ def _live_output(run_id: str, window: tuple[int, int], where: Where) -> dict[str
         return None
     ask = {"id": run_id, "offset": window[0], "limit": window[1]}
     try:
-        return run_async(call_owner(owner["socket"], "runs.output", ask))
+        return run_async(asyncio.wait_for(call_owner(owner["socket"], "runs.output", ask), OUTPUT_MAX_S))
+    except TimeoutError:
+        return None
     except RetinueError as error:
         if error.code in _GONE:
             return None
@@ -95,8 +129,31 @@ def _stored_output(run_id: str, window: tuple[int, int], where: Where) -> dict[s
     return body
 
 
-def _ask(where: Where, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    return run_async(_answer(read_settings(where.data_dir), method, params))
+async def _cancelled(settings: Settings, run_id: str) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(CANCEL_MAX_S):
+            return await _answer(settings, "runs.cancel", {"id": run_id})
+    except TimeoutError as error:
+        detail = f"The owner of {settings.data_dir} did not answer within {CANCEL_MAX_S:g} s; it may still cancel it."
+        raise RetinueError(
+            "store_owned", detail, "See 'retinue doctor' for its process; let it go on, or end it."
+        ) from error
+
+
+async def _waited(settings: Settings, ids: Sequence[str], mode: str, timeout_s: float) -> dict[str, Any] | None:
+    """Return the owner's answer; null where it gives none in time."""
+    ask = {"ids": list(ids), "mode": mode, "timeout_s": timeout_s}
+    try:
+        async with asyncio.timeout(timeout_s + WAIT_MARGIN_S):
+            return await _answer(settings, "runs.wait", ask)
+    except TimeoutError:
+        return None
+
+
+def _as_stored(settings: Settings, ids: Sequence[str]) -> dict[str, Any]:
+    """Return what the record says, as a wait that ran out: its owner is stopped, or cannot store anything."""
+    with record_of(settings) as store:
+        return {"items": [wait_row(find_run(store, name)) for name in ids], "timed_out": True}
 
 
 async def _answer(settings: Settings, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,12 +168,12 @@ async def _answer(settings: Settings, method: str, params: Mapping[str, Any]) ->
         except RetinueError as error:
             if error.code not in _GONE or loop.time() > give_up_s:
                 raise
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(PAUSE_S)
 
 
 async def _once(settings: Settings, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
     owner = read_owner(settings.data_dir)
     if owner is not None and owner["socket"]:
         return await call_owner(owner["socket"], method, params)
-    async with Runtime(settings, command=f"retinue {method}") as runtime:
+    async with Runtime(settings, command=momentary_command(method)) as runtime:
         return await METHODS[method](runtime.kernel, params)

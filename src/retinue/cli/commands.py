@@ -55,10 +55,12 @@ def run(
     *,
     options: RunOptions | None = None,
 ) -> int:
-    """Run a prompt in a new session, or in the one --session names.
+    """Run a prompt in a new session, or in the one that --session or --continue names.
 
     Prints the final text; on a terminal the live tree while it works. Exit: 0 completed, 1 failed, 2 usage,
-    3 cancelled or interrupted, 4 over budget, 5 store.
+    3 cancelled or interrupted, 4 over budget, 5 store; 130 where SIGINT came before a turn could take it or when it
+    was over. SIGINT (Ctrl-C) stops the turn and its children, a second one leaves after the commit in hand; SIGTERM and
+    SIGHUP end everything in order within 5 seconds.
     """
     return _part("run")(prompt, options or RunOptions())
 
@@ -110,7 +112,9 @@ def runs_show(run_id: RunId, /, *, options: Where | None = None) -> int:
 
 @runs.command(name="output")
 def runs_output(
-    run_id: RunId,
+    run_id: Annotated[
+        str, Parameter(name="ID", help="A run (r_…), or a session (s_…) for its latest run; a root's latest turn.")
+    ],
     /,
     *,
     offset: Annotated[int, Parameter(help="Characters to leave out at the beginning.")] = 0,

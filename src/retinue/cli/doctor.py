@@ -2,29 +2,32 @@
 
 import os
 import platform
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from retinue.app import DATABASE, Settings, read_settings, user_config_file
+from retinue.app import DATABASE
 from retinue.cli import printing
 from retinue.cli.options import Where
 from retinue.core.errors import RetinueError
 from retinue.models.registry import ModelRegistry
 from retinue.ports import StoreError
+from retinue.settings import CONFIG, Settings, read_settings, user_config_file
 from retinue.stores.connection import MEMORY
+from retinue.stores.filesystem import network_file_system, warning
 from retinue.stores.owner import read_owner
+from retinue.stores.schema import VERSION
 from retinue.stores.sqlite import SQLiteStore, open_reading
 
 PYTHON_LEAST: Final = (3, 11)
 SQLITE_LEAST: Final = (3, 51, 3)
 """The first that has the WAL-reset corruption fixed."""
-MOUNTS: Final = Path("/proc/self/mounts")
-NETWORK_FILE_SYSTEMS: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "davfs", "ncpfs"}
-)
+MIB: Final = 1024 * 1024
+FREE_LEAST_BYTES: Final = 10 * MIB
 _FAILED: Final = 1
 _STORE: Final = 5
 
@@ -40,9 +43,9 @@ class Check(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def doctor(options: Where) -> int:
+def doctor(options: Where, file_system: Callable[[Path], str | None] = network_file_system) -> int:
     """Print every check; exit 0 unless one fails, 5 where that is the record."""
-    checks = [_python(), _sqlite(), *_places(options)]
+    checks = [_python(), _sqlite(), *_places(options, file_system)]
     if options.json:
         printing.document({"items": [msgspec.to_builtins(check) for check in checks], "next": None})
     else:
@@ -73,21 +76,39 @@ def _sqlite() -> Check:
     return Check("sqlite", "ok", f"SQLite {version}")
 
 
-def _places(options: Where) -> list[Check]:
+def _places(options: Where, file_system: Callable[[Path], str | None]) -> list[Check]:
     try:
         settings = read_settings(options.data_dir)
     except RetinueError as error:
         return [Check("settings", "fail", error.detail, error.hint)]
     user = user_config_file()
-    found = "" if user.exists() else " (there is none)"
+    project = settings.data_dir / CONFIG
     return [
-        Check("settings", "ok", f"project: {settings.data_dir / 'config.toml'}; user: {user}{found}"),
+        Check("settings", "ok", f"project: {project}{_none(project)}; user: {user}{_none(user)}"),
         _folder(settings),
-        *_mount(settings.data_dir),
+        *room(settings.data_dir),
+        *_mount(settings.data_dir, file_system(settings.data_dir)),
         *_record(settings),
         _model(settings),
         *_keys(settings),
     ]
+
+
+def _none(file: Path) -> str:
+    return "" if os.path.exists(file) else " (there is none)"
+
+
+def room(folder: Path, usage: Callable[[Path], Any] = shutil.disk_usage) -> list[Check]:
+    """Return a warning about a disk that is as good as full, else nothing; `usage` says how many bytes are `free`."""
+    place = next((place for place in (folder, *folder.parents) if os.path.isdir(place)), Path("/"))
+    try:
+        free_bytes: int = usage(place).free
+    except OSError:
+        return []  # what hinders that hinders more, and other checks name it
+    if free_bytes >= FREE_LEAST_BYTES:
+        return []
+    detail = f"{place} has {free_bytes / MIB:.1f} MiB left"
+    return [Check("room", "warn", detail, f"Free some space: below {FREE_LEAST_BYTES // MIB} MiB a run may not end.")]
 
 
 def _folder(settings: Settings) -> Check:
@@ -106,28 +127,11 @@ def _folder(settings: Settings) -> Check:
     return Check("data directory", "ok", f"{detail}; the first run makes it")
 
 
-def _mount(folder: Path) -> list[Check]:
+def _mount(folder: Path, kind: str | None) -> list[Check]:
     """Warn about a network file system: SQLite's locks and its log need a local one."""
-    kind = _file_system(folder)
-    if kind not in NETWORK_FILE_SYSTEMS:
+    if kind is None:
         return []
-    detail = f"The data directory lies on a network file system ({kind}), where SQLite's locks may not hold."
-    return [Check("file system", "warn", detail, "Name a local folder with --data-dir.")]
-
-
-def _file_system(folder: Path) -> str:
-    """Return the type of the file system a folder lies on, empty where the system does not say."""
-    try:
-        mounts = [entry.split() for entry in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return ""
-    real = os.path.realpath(folder)
-    inside = [(entry[1], entry[2]) for entry in mounts if len(entry) > 2 and _is_inside(real, entry[1])]
-    return max(inside, key=lambda entry: len(entry[0]), default=("", ""))[1]
-
-
-def _is_inside(path: str, mount: str) -> bool:
-    return path == mount or path.startswith(mount.rstrip("/") + "/")
+    return [Check("file system", "warn", warning(folder, kind), "Name a local folder with --data-dir.")]
 
 
 def _record(settings: Settings) -> list[Check]:
@@ -162,13 +166,16 @@ def _opened(path: Path) -> Check:
         store.close()
     if damage is not None:
         return Check("record", "fail", f"{path} is damaged: {damage}", "Put a copy in its place.")
+    if schema > VERSION:
+        detail = f"{path} was written by a newer Retinue (schema {schema}, this one knows {VERSION}); it can be read"
+        return Check("record", "fail", detail, "Update Retinue, or name another --data-dir.")
     return Check("record", "ok", f"{path}, schema {schema}, not damaged")
 
 
 def _model(settings: Settings) -> Check:
     if settings.model is None:
         remedy = "Set RETINUE_MODEL or give --model; --model offline needs no key."
-        return Check("model", "warn", "None is named.", remedy)
+        return Check("model", "warn", "no model is named", remedy)
     source = settings.sources["model"]
     try:
         ModelRegistry(settings.connections, environment=settings.environ).find(settings.model)

@@ -1,6 +1,8 @@
 """Runs one command line and turns refusals into sentences and exit codes; it knows no command's work."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,6 +10,8 @@ import cyclopts
 
 from retinue.cli import printing
 from retinue.cli.commands import app
+from retinue.cli.later import later
+from retinue.cli.streams import UnwrittenError, library_failed
 from retinue.core.errors import RetinueError
 from retinue.ports import StoreError
 
@@ -16,9 +20,9 @@ REFUSED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 3
 STORE: Final = 5
-KEYBOARD: Final = 130
 _STREAMING: Final = frozenset({"run", "demo"})
 _STORE_CODES: Final = frozenset({"store_failed", "store_owned"})
+_NO_FOLDER: Final = ("invalid", "The working directory is gone: somebody deleted it.", "Go to a folder that exists.")
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -27,28 +31,44 @@ def execute(arguments: Sequence[str]) -> int:
     as_json = "--json" in tokens[: tokens.index("--")] if "--" in tokens else "--json" in tokens
     streaming = bool(tokens) and tokens[0] in _STREAMING
     try:
-        return _run(tokens)
+        return _printed(tokens, as_json=as_json)
     except cyclopts.CycloptsError as error:
-        printing.problem(_usage(error, tokens), as_json=as_json)
+        printing.problem(later(tokens) or _usage(error, tokens), as_json=as_json)
         return USAGE
     except RetinueError as error:
         return _refused(error, as_json=as_json, streaming=streaming)
     except StoreError as error:
-        refusal = RetinueError("store_failed", str(error), "What was committed is safe; nothing was changed.")
+        refusal = RetinueError("store_failed", str(error), "Nothing was changed; 'retinue doctor' says more.")
         return _refused(refusal, as_json=as_json, streaming=streaming)
+
+
+def _printed(tokens: Sequence[str], *, as_json: bool) -> int:
+    """Run a command line; what the system refuses its output or its working directory is said here."""
+    try:
+        return _called(tokens)
+    except UnwrittenError as error:
+        printing.unwritten(error)
+        return REFUSED
     except BrokenPipeError:
         return OK
-    except KeyboardInterrupt:
-        return KEYBOARD
+    except FileNotFoundError:
+        if _has_folder():
+            raise
+        printing.problem(RetinueError(*_NO_FOLDER), as_json=as_json)
+        return USAGE
 
 
-def _run(tokens: Sequence[str]) -> int:
-    code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+def _called(tokens: Sequence[str]) -> int:
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except OSError as error:
+        library_failed(sys.stdout, error)  # the library that prints the help
+        raise
     return code if isinstance(code, int) else OK
 
 
 def _refused(error: RetinueError, *, as_json: bool, streaming: bool) -> int:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, UnwrittenError):
         printing.problem(error, as_json=as_json)
     if error.code in _STORE_CODES:
         return STORE
@@ -56,6 +76,14 @@ def _refused(error: RetinueError, *, as_json: bool, streaming: bool) -> int:
         # A turn that was never opened did not fail: what was asked for cannot be done.
         return INTERRUPTED if error.code == "stopping" else USAGE
     return USAGE if error.code == "unknown_model" else REFUSED
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _tokens(arguments: Sequence[str]) -> list[str]:

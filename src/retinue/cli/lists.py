@@ -1,6 +1,7 @@
 """The reading commands: sessions, runs, tree; it prints what the record says and changes nothing."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -190,14 +191,23 @@ def _how(row: SessionRow) -> str:
 
 
 def _usage(usage: Usage) -> str:
+    requests = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
     reported = f"{usage.total} tokens ({usage.input} in, of them {usage.cached} cached; {usage.output} out)"
     missing = f"; {usage.unreported} without a report" if usage.unreported else ""
-    return f"{reported} in {usage.requests} requests{missing}"
+    return f"{reported} in {requests}{missing}"
 
 
 def _run_cells(run: Run) -> tuple[object, ...]:
-    time = "" if run.elapsed_s is None else duration(run.elapsed_s)
+    seconds = _seconds(run)
+    time = "" if seconds is None else duration(seconds)
     return run.run_id, run.session_id, run.name, run.status, _why(run), run.steps, tokens(run.usage), time
+
+
+def _seconds(run: Run) -> float | None:
+    """Return how long a run took, or has worked until now; null before it started."""
+    if run.ended_at is not None or run.started_at is None:
+        return run.elapsed_s
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(run.started_at)).total_seconds())
 
 
 def _why(run: Run) -> str:
@@ -209,8 +219,11 @@ def _why(run: Run) -> str:
 
 
 def _took(run: Run) -> str:
-    return "" if run.elapsed_s is None else f", {duration(run.elapsed_s)}"
+    seconds = _seconds(run)
+    return "" if seconds is None else f", {duration(seconds)}"
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,5 +1,6 @@
 """Draws the live tree on a terminal's stderr, from a thread of its own; it takes no event and prints no result."""
 
+from contextlib import suppress
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -47,11 +48,13 @@ class LiveTree:
 
     def start(self) -> None:
         """Begin to draw."""
-        self._live.start(refresh=True)
+        with suppress(OSError):
+            self._live.start(refresh=True)
 
     def stop(self) -> None:
         """Draw once more, leave the last picture standing, show the cursor again; blocks for an instant."""
-        self._live.stop()
+        with suppress(OSError):  # a terminal that was closed has nothing to be given back
+            self._live.stop()
 
     def _draw(self) -> RenderableType:
         return draw(self._tree, self._console.width, max(3, self._console.height - ROWS_LEFT_FREE))

@@ -59,6 +59,22 @@ class RunOptions(Where):
         Parameter(help="What a person is asked before; manual by default. No tool of this version asks."),
     ] = None
     session: Annotated[str | None, Parameter(help="Continue this root session instead of opening a new one.")] = None
+    continue_: Annotated[
+        bool,
+        Parameter(
+            name="--continue",
+            negative="",
+            help="Continue the newest root session that was opened in the working directory, or in --cwd.",
+        ),
+    ] = False
+    no_wait: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Return at the first end of the root's turn; runs that are open then end interrupted/shutdown. "
+            "Where a turn is held open until its children have ended, none is.",
+        ),
+    ] = False
     tools: Annotated[
         tuple[str, ...],
         Parameter(negative="", help="Tools of your own as module:object; may be given several times."),

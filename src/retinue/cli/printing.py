@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
+from retinue.cli import streams
 from retinue.cli.plain import line, safe, safe_json
 from retinue.core.errors import RetinueError
 
@@ -35,9 +37,9 @@ def text(words: str) -> None:
 
 
 def note(words: str) -> None:
-    """Print a line for a person to stderr, never a control character with it."""
-    sys.stderr.buffer.write(safe(words).encode("utf-8", "replace") + b"\n")
-    sys.stderr.flush()
+    """Print a line for a person to stderr, never a control character with it; lost where stderr takes nothing."""
+    with suppress(streams.UnwrittenError):
+        streams.send(sys.stderr, safe(words).encode("utf-8", "replace") + b"\n")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], cell_max_chars: int = CELL_MAX_CHARS) -> None:
@@ -65,6 +67,12 @@ def problem(error: RetinueError, *, as_json: bool) -> None:
         document(error.to_dict())
 
 
+def unwritten(error: streams.UnwrittenError, remedy: str = "") -> None:
+    """Say that stdout did not take what was to be printed, and where else it is."""
+    note(f"retinue: standard output cannot be written: {error.reason}.")
+    if remedy:
+        note(f"  {remedy}")
+
+
 def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    streams.send(sys.stdout, data)

@@ -5,19 +5,26 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from retinue.app import NO_MODEL, Runtime, Settings, ThreadExecutor, read_settings, run_async
+from retinue.app import Runtime, ThreadExecutor, run_async
+from retinue.cli import printing
 from retinue.cli.options import DemoOptions, RunOptions
+from retinue.cli.owning import owning
+from retinue.cli.possible import require_new_session, require_prompt, require_root
+from retinue.cli.reading import newest_root
 from retinue.cli.showing import Show, show_for, unstored
 from retinue.cli.stops import Stops
+from retinue.cli.streams import UnwrittenError
 from retinue.core.errors import RetinueError
 from retinue.core.events import Event
 from retinue.runtime.bus import Subscription
 from retinue.runtime.handles import Session, Turn, TurnResult
+from retinue.settings import Settings, read_settings
 
 DEMO_PROMPT: Final = (
     "Report on this folder: what lies in it, part by part, with evidence from the files. "
@@ -34,6 +41,8 @@ LEFTOVER_MAX_S: Final = 0.4
 OUTPUT_MAX_S: Final = 1.0
 """Seconds that a reader has to take the rest of the output once the process was told to end."""
 
+_OUTPUT: Final = (BrokenPipeError, UnwrittenError)
+"""What showing may raise without the turn being the worse for it."""
 _FAILED: Final = 1
 _INTERRUPTED: Final = 3
 _BUDGET: Final = 4
@@ -57,13 +66,17 @@ def run(prompt: str | None, options: RunOptions) -> int:
     _require_sane(options)
     workspace = _workspace(options.cwd or ".")
     settings = read_settings(options.data_dir, start=workspace, model=options.model)
-    if options.session is None and options.agent is None and settings.model is None:
-        raise RetinueError("unknown_model", NO_MODEL)
+    session_id = newest_root(settings, workspace) if options.continue_ else options.session
+    session = _session_arguments(options, workspace)
+    if session_id is None:
+        require_new_session(settings, session)
+    else:
+        require_root(settings, session_id)
     job = Job(
         settings=settings,
         prompt=_prompt(prompt),
-        session=_session_arguments(options, workspace),
-        session_id=options.session,
+        session=session,
+        session_id=session_id,
         tools=options.tools,
         json=options.json,
         deltas=options.deltas,
@@ -87,8 +100,11 @@ def demo(folder: str, options: DemoOptions) -> int:
 
 def _require_sane(options: RunOptions) -> None:
     _require_json_for_deltas(json=options.json, deltas=options.deltas)
-    if options.session is None:
+    if options.session is not None and options.continue_:
+        raise RetinueError("invalid", "--session and --continue both name the session.", "Leave one of them out.")
+    if options.session is None and not options.continue_:
         return
+    flag = "--continue" if options.continue_ else "--session"
     fixed = {
         "--model": options.model,
         "--agent": options.agent,
@@ -99,7 +115,7 @@ def _require_sane(options: RunOptions) -> None:
     }
     given = [flag for flag, value in fixed.items() if value]
     if given:
-        detail = f"{' and '.join(given)} cannot be given with --session: a session keeps what it was opened with."
+        detail = f"{' and '.join(given)} cannot be given with {flag}: a session keeps what it was opened with."
         raise RetinueError("invalid", detail, "Leave it out, or open a new session.")
 
 
@@ -131,6 +147,7 @@ def _prompt(argument: str | None) -> str:
     _require_utf8(text, "The prompt")
     if not text.strip():
         raise RetinueError("invalid", "The prompt is empty.", "Say what to do, as an argument or on stdin.")
+    require_prompt(text)
     return text
 
 
@@ -148,7 +165,7 @@ def _from_stdin() -> str:
 
 def _session_arguments(options: RunOptions, workspace: str) -> dict[str, Any]:
     """Return what `create_session` takes; of a session that is continued only the workspace, to be compared."""
-    if options.session is not None:
+    if options.session is not None or options.continue_:
         return {"cwd": workspace} if options.cwd is not None else {}
     asked: dict[str, Any] = {
         "model": options.model,
@@ -183,13 +200,15 @@ async def _do(job: Job) -> int:
     writer = ThreadExecutor()
     try:
         with stops.listening():
-            async with Runtime(job.settings, job.tools, command=_command()) as runtime:
-                if stops.asked:
-                    return _INTERRUPTED
+            made = partial(Runtime, job.settings, job.tools, command=_command())
+            async with owning(made, job.settings.data_dir, stops.require_none) as runtime:
                 session, feed = await _open(runtime, job)
                 row = await runtime.session_row(session.session_id)
+                stops.require_none()  # from here to `lead`, which takes the signals over, nothing waits
                 show = show_for(row.header, session.session_id, writer, as_json=job.json)
-                code = await _Turn(runtime, session.prompt(job.prompt), feed, show).lead(stops)
+                turn = _Turn(runtime, session.prompt(job.prompt), feed, show)
+                code = await turn.lead(stops)
+                turn.say_unwritten(job.settings)
         # A body that ignores its cancellation would keep the loop from ending; everything is on record by now.
         asyncio.get_running_loop().call_later(LEFTOVER_MAX_S, os._exit, code)
         return code
@@ -226,21 +245,33 @@ class _Turn:
         self._result: asyncio.Future[TurnResult] = turn.result
         self._enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._unwritten: UnwrittenError | None = None
 
     async def lead(self, stops: Stops) -> int:
         """Wait for the turn and for its readers, and return the exit code."""
         stops.on_interrupt, stops.on_hurry, stops.on_shutdown = self._interrupt, self._hurry, self._shut_down
         shown = self._begin(self._show_all())
-        shown.add_done_callback(lambda _: self._reader_left())
+        shown.add_done_callback(self._shown)
         await asyncio.wait((self._result, self._enough), return_when=asyncio.FIRST_COMPLETED)
         self._feed.close()
         if not self._result.done():
             await self._leave_now()
         await asyncio.wait((shown, self._enough), return_when=asyncio.FIRST_COMPLETED)
         self._show.stop()
-        if shown.done() and (error := shown.exception()) is not None and not isinstance(error, BrokenPipeError):
+        if shown.done() and (error := shown.exception()) is not None and not isinstance(error, _OUTPUT):
             raise error
         return _code(await self._ending())
+
+    def say_unwritten(self, settings: Settings) -> None:
+        """Say where the answer is when stdout did not take it."""
+        if self._unwritten is None:
+            return
+        words = ["retinue", "runs", "output", self._turn.session_id]
+        if settings.sources["data_dir"] == "--data-dir":
+            words += ["--data-dir", str(settings.data_dir)]
+        result = self._result.result() if self._result.done() and self._result.exception() is None else None
+        stored = result is not None and result.stored
+        printing.unwritten(self._unwritten, f"The answer is stored; {shlex.join(words)} prints it." if stored else "")
 
     async def _show_all(self) -> None:
         await self._show.begin()
@@ -263,8 +294,13 @@ class _Turn:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _reader_left(self) -> None:
-        if not self._result.done():
+    def _shown(self, shown: "asyncio.Task[None]") -> None:
+        error = None if shown.cancelled() else shown.exception()
+        if isinstance(error, UnwrittenError):
+            # The turn goes on: the record takes what the output does not.
+            self._unwritten = error
+            self._feed.close()
+        elif not self._result.done():
             # Nobody reads any more: that ends the process like a SIGTERM, only nobody is in a hurry.
             self._begin(self._kernel.supervisor.shutdown())
 

@@ -169,7 +169,7 @@ def ending(result: TurnResult) -> None:
     how = result.status if result.reason == result.status else f"{result.status} ({result.reason})"
     printing.note(f"retinue: {how}: {line(result.detail, 2000)}")
     if not result.stored:
-        printing.note("  Nothing more was stored. What was committed is safe; start again once the cause is mended.")
+        printing.note("  Nothing more was stored. Mend the cause ('retinue doctor' looks for it), then start again.")
     partial = result.text or result.partial
     if partial:
         printing.note(f"The text so far:\n{partial}")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
+from retinue.core.errors import RetinueError
+
 _TERMS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -24,10 +26,16 @@ class Stops:
         self.on_hurry: Callable[[], None] = lambda: None
         self.on_shutdown: Callable[[], None] = lambda: None
 
+    def require_none(self) -> None:
+        """Raise `stopping` where anything asked to stop before the turn had begun."""
+        if self.asked:
+            raise RetinueError("stopping", "It was told to stop before the turn began.", "No turn was opened.")
+
     @contextmanager
     def listening(self) -> Generator[None]:
         """Take the signals of this process while inside; a SIGHUP that nohup had ignored stays ignored."""
         loop = asyncio.get_running_loop()
+        before = signal.getsignal(signal.SIGINT)
         taken = [number for number in _TERMS if signal.getsignal(number) is not signal.SIG_IGN]
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         for number in taken:
@@ -37,6 +45,8 @@ class Stops:
         finally:
             for number in (signal.SIGINT, *taken):
                 loop.remove_signal_handler(number)
+            # The loop gives Python's own handler back, whose KeyboardInterrupt would be a traceback by now.
+            signal.signal(signal.SIGINT, before)
 
     def _interrupt(self) -> None:
         self.asked = True

@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from retinue.core.events import (
+    ContextCompacted,
     Event,
     MessageAssistant,
     RunFact,
@@ -26,7 +27,7 @@ from retinue.core.events import (
     WaitingFor,
 )
 from retinue.core.ids import CallId, SessionId
-from retinue.core.run import usage_of_step
+from retinue.core.run import usage_of_request
 
 OPEN: Final = frozenset({"queued", "running"})
 
@@ -88,7 +89,7 @@ class Tree:
                 return self._close_turn(row, fact)
             case RunWaiting() | RunResumed():
                 self._wait(fact)
-            case StepOpened() | MessageAssistant() | StepClosed():
+            case StepOpened() | MessageAssistant() | StepClosed() | ContextCompacted():
                 _step(row, fact)
             case ToolStarted():
                 row.calls[fact.call_id] = fact.name
@@ -177,12 +178,12 @@ def _ended(row: Row) -> str:
     return "" if row.reason in (None, "done", row.status) else row.reason
 
 
-def _step(row: Row, fact: StepOpened | MessageAssistant | StepClosed) -> None:
+def _step(row: Row, fact: StepOpened | MessageAssistant | StepClosed | ContextCompacted) -> None:
     row.asking = isinstance(fact, StepOpened)
     if isinstance(fact, StepOpened):
         row.steps += 1
-    elif isinstance(fact, StepClosed):
-        row.usage = row.usage.plus(usage_of_step(fact))
+    elif isinstance(fact, StepClosed | ContextCompacted):
+        row.usage = row.usage.plus(usage_of_request(fact))
 
 
 def _why(waiting: WaitingFor | None, default: str) -> str:

@@ -329,6 +329,20 @@ class LetterAbsorbed(Fact, tag="letter.absorbed"):
     run_id: RunId | None = None
 
 
+class ContextCompacted(Fact, tag="context.compacted"):
+    """The history up to a seq became notes; the `kept` newest messages before it stayed as they were.
+
+    `usage` is that of the request for the notes, null when none was reported.
+    """
+
+    up_to_seq: Seq
+    text: str
+    kept: int
+    usage: Usage | None = None
+    retries: int = 0
+    run_id: RunId | None = None
+
+
 class Warned(Fact, tag="warning"):
     """Something a person should know that stops nothing."""
 
@@ -353,6 +367,7 @@ AnyFact = (
     | RunResumed
     | LetterQueued
     | LetterAbsorbed
+    | ContextCompacted
     | Warned
 )
 """The closed union; a `match` over it ends in `assert_never`."""

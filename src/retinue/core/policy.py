@@ -164,7 +164,6 @@ TABLE: Final = (
         ("auto",) * 5,
         "histories that outgrow the model",
         choices=("auto", "off"),
-        honoured=_NOT_YET,
     ),
     _key(
         "rights.child_approval",

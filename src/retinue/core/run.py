@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from retinue.core.events import (
+    ContextCompacted,
     LetterAbsorbed,
     ResultState,
     RunFact,
@@ -68,6 +69,8 @@ class Run(Value):
     worked_s: float = 0.0
     """Seconds worked in earlier stretches; a run that only waits does not age."""
     usage_tree: Usage = Usage()
+    stored: bool = True
+    """False only in an answer after the store failed: this ending is not on record."""
 
     @property
     def is_open(self) -> bool:
@@ -81,10 +84,11 @@ class Run(Value):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the Run object of SHAPES, every key present."""
-        return {key: value for key, value in msgspec.to_builtins(self).items() if key not in HIDDEN}
+        shown = {key: value for key, value in msgspec.to_builtins(self).items() if key not in HIDDEN}
+        return shown if self.stored else {**shown, "stored": False}
 
 
-HIDDEN: Final = frozenset({"spec", "clock_s", "worked_s", "usage_tree"})
+HIDDEN: Final = frozenset({"spec", "clock_s", "worked_s", "usage_tree", "stored"})
 PUBLIC: Final = tuple(name for name in Run.__struct_fields__ if name not in HIDDEN)
 
 
@@ -127,14 +131,21 @@ def resumed(run: Run, fact: RunResumed) -> Run:
 
 def stepped(run: Run, fact: StepClosed) -> Run:
     """Fold one finished model request."""
-    return msgspec.structs.replace(run, steps=run.steps + 1, usage=run.usage.plus(usage_of_step(fact)))
+    return msgspec.structs.replace(run, steps=run.steps + 1, usage=run.usage.plus(usage_of_request(fact)))
 
 
-def usage_of_step(fact: StepClosed) -> Usage:
-    """Return what a step adds to the sums: a request without a report counts as unreported."""
+def compacted(run: Run, fact: ContextCompacted) -> Run:
+    """Fold the request for the notes of a compaction; it is no step."""
+    return msgspec.structs.replace(run, usage=run.usage.plus(usage_of_request(fact)))
+
+
+def usage_of_request(fact: StepClosed | ContextCompacted) -> Usage:
+    """Return what a request adds to the sums: one without a report counts as unreported."""
     tries = fact.retries + 1
     if fact.usage is None:
         return Usage(requests=tries, unreported=tries)
+    if fact.usage.requests:
+        return fact.usage  # it counts its tries itself
     return msgspec.structs.replace(fact.usage, requests=tries, unreported=fact.retries)
 
 
@@ -142,6 +153,20 @@ def went_home(run: Run, fact: LetterAbsorbed | ToolFinished) -> Run:
     """Fold the result's arrival: absorbed as a letter, or collected by the call that awaited it."""
     state: ResultState = "absorbed" if isinstance(fact, LetterAbsorbed) else "collected"
     return msgspec.structs.replace(run, result_state=state)
+
+
+def unstored(run: Run, text: str, detail: str) -> Run:
+    """Return a run as it is answered after the store failed: what it had said, marked as not on record."""
+    return msgspec.structs.replace(
+        run,
+        status="failed",
+        reason="store_failed",
+        detail=detail,
+        waiting_for=None,
+        output=None,
+        partial=run.output or run.partial or text or None,
+        stored=False,
+    )
 
 
 def working_s(run: Run, clock_s: float) -> float:

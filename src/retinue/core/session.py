@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import msgspec
 
-from retinue.core.context import RequestMessage, assistant_text, boundary_order, tool_text
+from retinue.core.context import RequestMessage, UserText, assistant_text, boundary_order, tool_text
 from retinue.core.events import (
+    ContextCompacted,
     LetterAbsorbed,
     LetterQueued,
     MessageAssistant,
@@ -23,7 +24,8 @@ from retinue.core.events import (
     Value,
 )
 from retinue.core.ids import CallId, LetterId, RunId, SessionId, TurnNo
-from retinue.core.run import usage_of_step
+from retinue.core.run import usage_of_request
+from retinue.core.text import estimate_tokens
 
 
 class SessionRow(Value):
@@ -77,7 +79,7 @@ class Turn:
         self.last_text = ""
         self.spawned = 0
         self.unusable = 0
-        """Calls in a row that could not be used: unknown name, bad arguments, a finish that promised a call."""
+        """Messages in a row without a usable call: unknown name, bad arguments, a finish that promised a call."""
         self.repeats: dict[CallId, int] = {}
         """For each call of the last message, how often in a row that very call was made."""
         self._last_call: ToolCall | None = None
@@ -112,6 +114,8 @@ class Session:
         self.last: TurnClosed | None = None
         self.usage = Usage()
         self.messages: list[RequestMessage] = []
+        self._known_tokens = 0
+        self._known_messages = 0
         self.waiting_input: list[MessageUser] = []
         self.calls: dict[CallId, ToolCall] = {}
         self.answers: dict[CallId, ToolFinished] = {}
@@ -179,18 +183,47 @@ class Session:
 
     def close_step(self, fact: StepClosed) -> None:
         """Fold a request's end and what it used."""
-        used = usage_of_step(fact)
+        used = usage_of_request(fact)
         self.usage = self.usage.plus(used)
         self.requests += fact.retries
         if self.turn is not None:
             self.turn.usage = self.turn.usage.plus(used)
             self.turn.step_open = None
+        if fact.usage is not None and fact.usage.requests - fact.usage.unreported <= 1:  # else it is a sum of tries
+            self._known_tokens = fact.usage.input + fact.usage.output
+            self._known_messages = len(self.messages)
+
+    def compact(self, fact: ContextCompacted) -> None:
+        """Fold a compaction: notes in the place of the older messages."""
+        used = usage_of_request(fact)
+        self.usage = self.usage.plus(used)
+        self.requests += fact.retries + 1
+        if self.turn is not None:
+            self.turn.usage = self.turn.usage.plus(used)
+        self.messages = [UserText(text=fact.text), *self.messages[len(self.messages) - fact.kept :]]
+        self._known_tokens = 0
+        self._known_messages = 0
+
+    def next_request_tokens(self) -> int:
+        """Return an estimate of the next request: the last one reported, and bytes/3 of what came since."""
+        texts = [message.text for message in self.messages[self._known_messages :]]
+        texts += [fact.text for fact in self.answers.values()]
+        texts += [fact.text for fact in self.waiting_input]
+        texts += [letter.text for letter in self.mail.values()]
+        return self._known_tokens + sum(estimate_tokens(text) for text in texts)
 
     def finish_call(self, fact: ToolFinished) -> None:
         """Fold a call's answer."""
         self.answers[fact.call_id] = fact
         if self.turn is not None:
-            self.turn.unusable = self.turn.unusable + 1 if fact.code in UNUSABLE else 0
+            self._count_unusable(self.turn)
+
+    def _count_unusable(self, turn: Turn) -> None:
+        """Count a message once, and only when no call of it could be used: a model must see first what was wrong."""
+        if any(answer.code not in UNUSABLE for answer in self.answers.values()):
+            turn.unusable = 0
+        elif len(self.answers) == 1:
+            turn.unusable += 1
 
     def spawn(self, fact: RunQueued) -> None:
         """Fold a child's new run."""

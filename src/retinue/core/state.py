@@ -10,6 +10,7 @@ from typing import assert_never
 from retinue.core import run as runs
 from retinue.core.events import (
     AnyFact,
+    ContextCompacted,
     Event,
     LetterAbsorbed,
     LetterQueued,
@@ -121,7 +122,7 @@ class State:
                 self._fold_run(session, fact)
             case LetterQueued() | LetterAbsorbed():
                 self._fold_letter(session, fact)
-            case StepOpened() | MessageAssistant() | StepClosed() | ToolFinished():
+            case StepOpened() | MessageAssistant() | StepClosed() | ToolFinished() | ContextCompacted():
                 self._fold_step(session, fact)
             case TurnOpened():
                 session.open_turn(fact)
@@ -132,7 +133,9 @@ class State:
             case _:
                 assert_never(fact)
 
-    def _fold_step(self, session: Session, fact: StepOpened | MessageAssistant | StepClosed | ToolFinished) -> None:
+    def _fold_step(
+        self, session: Session, fact: StepOpened | MessageAssistant | StepClosed | ToolFinished | ContextCompacted
+    ) -> None:
         match fact:
             case StepOpened():
                 session.open_step(fact)
@@ -142,6 +145,10 @@ class State:
                 session.close_step(fact)
                 if fact.run_id is not None and fact.run_id in self.runs:
                     self._set(runs.stepped(self.runs[fact.run_id], fact))
+            case ContextCompacted():
+                session.compact(fact)
+                if fact.run_id is not None and fact.run_id in self.runs:
+                    self._set(runs.compacted(self.runs[fact.run_id], fact))
             case ToolFinished():
                 session.finish_call(fact)
                 if fact.run_id is not None and fact.run_id in self.runs:

@@ -46,10 +46,17 @@ def fit_chars(text: str, chars_max: int | None) -> tuple[str, bool]:
     return text[:chars_max], True
 
 
-def clean(text: str) -> str:
-    """Return text that can be stored as UTF-8: lone surrogates become replacement characters."""
+def is_storable(text: str) -> bool:
+    """Return whether text can be stored as UTF-8, which lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+        return False
+    return True
+
+
+def clean(text: str) -> str:
+    """Return text that can be stored as UTF-8: lone surrogates become replacement characters."""
+    if is_storable(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -8,7 +8,7 @@ import msgspec
 from retinue.models.text import mended
 from retinue.ports import FinishCall
 
-CALLS_MAX: Final = 256
+CALLS_MAX: Final = 4096
 """Calls that one reply may make; more is a runaway stream."""
 
 
@@ -99,10 +99,12 @@ class CallJoin:
         """Return the call a fragment belongs to: the known one, a new one in its place, or none for a repeat.
 
         Some providers give every parallel call the same index or the same id. A second id with a name, or a
-        second object after a complete one, is a new call; the same call sent once more is dropped.
+        second object after a complete one, is a new call; the same call sent once more is dropped. Others make up a
+        new id for every fragment: an unfinished object under the same name goes on.
         """
         if name and provider_id and call.provider_id and provider_id != call.provider_id:
-            return self._begin(call.index)
+            goes_on = name == call.name and call.parts and not call.is_whole() and not arguments.startswith("{")
+            return call if goes_on else self._begin(call.index)
         if not (name and arguments.lstrip().startswith("{") and call.is_whole()):
             return call
         same = provider_id and provider_id == call.provider_id and arguments == call.arguments

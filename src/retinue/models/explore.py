@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from retinue.core.context import ToolText
+from retinue.models.text import counted
 
 FILES_READ_MAX: Final = 6
 FOLDERS_LISTED_MAX: Final = 24
@@ -193,7 +194,8 @@ class Explorer:
         beyond = sum(listing.left_out for listing in self._listings.values())
         more = f" {odd} names do not fit on a line and are not written here." if odd else ""
         more += f" {beyond} further entries were not listed." if beyond else ""
-        return f"In sight: {len(files)} files and {len(items) - len(files)} folders{size}.{more}"
+        folders = counted(len(items) - len(files), "folder")
+        return f"In sight: {counted(len(files), 'file')} and {folders}{size}.{more}"
 
     def _read_lines(self) -> list[str]:
         sizes = {item.path: item.size for item in self._items()}
@@ -220,9 +222,8 @@ class Explorer:
             found = None if answer is None or answer.error else _MATCHES.match(answer.text.rpartition("\n")[2])
             if found and found[1] != "0":
                 least = "at least " if "stopped" in found[3] else ""
-                lines.append(
-                    f"- `{ask.arguments['path']}`: {least}{found[1]} classes and functions in {found[2]} files searched"
-                )
+                where = f"{counted(int(found[2]), 'file')} searched"
+                lines.append(f"- `{ask.arguments['path']}`: {least}{found[1]} classes and functions in {where}")
         return lines
 
     def _folder_lines(self) -> list[str]:

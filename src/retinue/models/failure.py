@@ -18,6 +18,41 @@ _SECRET_MIN_CHARS: Final = 4
 """A shorter header value is no secret, and hiding it would hide half of every sentence."""
 _TITLE: Final = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _HIDDEN: Final = "[redacted]"
+_SECRET_PART_CHARS: Final = 6
+"""Where a sentence was cut inside a secret, this much of it already says too much."""
+_STATUSES: Final = {
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "rate_limited": 429,
+    "too_many_requests": 429,
+    "resource_exhausted": 429,
+    "insufficient_quota": 429,
+    "overloaded_error": 529,
+    "overloaded": 529,
+    "engine_overloaded_error": 529,
+    "server_error": 500,
+    "internal_server_error": 500,
+    "internal_error": 500,
+    "api_error": 500,
+    "service_unavailable": 503,
+    "unavailable": 503,
+    "timeout": 504,
+    "invalid_request_error": 400,
+    "invalid_request": 400,
+    "bad_request": 400,
+    "invalid_argument": 400,
+    "context_length_exceeded": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "unauthenticated": 401,
+    "permission_error": 403,
+    "permission_denied": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+}
+"""Words by which an error inside a stream says what elsewhere is its HTTP status."""
+_USED_UP: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+"""Codes of a 429 that no waiting mends."""
 
 
 class Endpoint(Value):
@@ -28,12 +63,15 @@ class Endpoint(Value):
     key_sent: bool = False
     secrets: tuple[str, ...] = ()
 
-    def clean(self, text: str) -> str:
-        """Return the text with every secret of the connection replaced."""
+    def cleaned(self, finish: Finish) -> Finish:
+        """Return the finish with every secret of the connection out of its sentence: the one place that hides them."""
+        if finish.error is None:
+            return finish
+        text = finish.error
         for secret in sorted(self.secrets, key=len, reverse=True):
             if len(secret) >= _SECRET_MIN_CHARS:
-                text = text.replace(secret, _HIDDEN)
-        return text
+                text = _without(text.replace(secret, _HIDDEN), secret)
+        return msgspec.structs.replace(finish, error=text)
 
 
 class HttpAnswer(Value):
@@ -42,6 +80,15 @@ class HttpAnswer(Value):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def _without(text: str, secret: str) -> str:
+    """Return the text without the beginning of a secret at the place where `tidy` cut it."""
+    if "…" not in text:
+        return text
+    for length in range(len(secret) - 1, _SECRET_PART_CHARS - 1, -1):
+        text = text.replace(secret[:length] + "…", _HIDDEN + "…")
+    return text
 
 
 def tidy(text: str, limit: int = MESSAGE_MAX_CHARS) -> str:
@@ -69,11 +116,22 @@ def message_of(body: Any) -> str:
 
 
 def status_of(body: Any) -> int | None:
-    """Return the HTTP status that an error object inside a stream names as its code, if it is one."""
-    code = cast("dict[str, Any]", body).get("code") if isinstance(body, dict) else None
-    if isinstance(code, str) and code.isdecimal():
-        code = int(code)
-    return code if isinstance(code, int) and 400 <= code <= 599 else None
+    """Return the HTTP status that an error object inside a stream means by its code, status or type, if any."""
+    fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    found = (_as_status(fields.get(key)) for key in ("code", "status", "type"))
+    return next((status for status in found if status is not None), None)
+
+
+def _as_status(value: Any) -> int | None:
+    if isinstance(value, str):
+        value = int(value) if value.isdecimal() else _STATUSES.get(value.lower())
+    return value if isinstance(value, int) and 400 <= value <= 599 else None
+
+
+def is_used_up(body: Any) -> bool:
+    """Return whether an error object says that the account is empty, which no waiting mends."""
+    fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    return any(fields.get(key) in _USED_UP for key in ("code", "type"))
 
 
 def words_of(answer: HttpAnswer) -> str:
@@ -90,7 +148,11 @@ def words_of(answer: HttpAnswer) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    """Return the wait that a provider asked for, in seconds from `now_s` (wall time), or null."""
+    """Return the wait that a provider asked for, in seconds, or null.
+
+    A date is measured from the provider's own `Date`, because our clock may be wrong; from `now_s` (wall time) where it
+    sent none.
+    """
     asked = _number(headers.get("retry-after-ms"))
     if asked is not None:
         return _clamped(asked / 1000)
@@ -98,17 +160,38 @@ def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
     asked = _number(text)
     if asked is not None:
         return _clamped(asked)
+    until_s, sent_s = _moment(text), _moment(headers.get("date"))
+    return None if until_s is None else _clamped(until_s - (now_s if sent_s is None else sent_s))
+
+
+def _moment(text: str | None) -> float | None:
     try:
-        return _clamped(email.utils.parsedate_to_datetime(text or "").timestamp() - now_s)
+        return email.utils.parsedate_to_datetime(text or "").timestamp()
     except (ValueError, OverflowError):
         return None
 
 
 def http_failure(endpoint: Endpoint, answer: HttpAnswer, model: str, now_s: float) -> Finish:
-    """Return the `Finish` of an answer that refuses the request: one sentence that says what to do."""
+    """Return the `Finish` of an answer that refuses the request: one sentence that says what to do.
+
+    It may still repeat a secret that the provider repeated: see `Endpoint.cleaned`.
+    """
     wait_s = retry_after_s(answer.headers, now_s)
-    sentence = _sentence(endpoint, answer, model, wait_s)
-    return Finish(reason="error", error=endpoint.clean(sentence), status=answer.status, retry_after_s=wait_s)
+    return Finish(
+        reason="error",
+        error=_sentence(endpoint, answer, model, wait_s),
+        status=answer.status,
+        retry_after_s=wait_s,
+        cause="lasting" if is_used_up(_error_object(answer)) else None,
+    )
+
+
+def _error_object(answer: HttpAnswer) -> Any:
+    try:
+        body = msgspec.json.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
 
 
 def _sentence(endpoint: Endpoint, answer: HttpAnswer, model: str, wait_s: float | None) -> str:

@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,27 +13,43 @@ from multidict import CIMultiDict
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Value
-from retinue.models.failure import Endpoint, HttpAnswer, http_failure, tidy
+from retinue.models.failure import Endpoint, HttpAnswer, http_failure
 from retinue.models.reading import AnswerReader
+from retinue.models.unanswered import LateError, Patience, TimeLimits, breach_sentence, refusal_of
 from retinue.models.wire import body_of
-from retinue.ports import Delta, Finish, Model, ModelRequest
+from retinue.ports import Delta, Finish, Model, ModelRequest, Spent
 
-CONNECT_TIMEOUT_S: Final = 30.0
-IDLE_TIMEOUT_S: Final = 300.0
-"""Longest silence, before the first byte and between two; a keep-alive comment is no silence."""
-CONNECTIONS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 256
+"""Requests in flight of one connection where its settings do not say: well below the usual 1 024 open files."""
 ERROR_BODY_MAX_BYTES: Final = 64 * 1024
+ERROR_BODY_TIMEOUT_S: Final = 5.0
 DRAIN_TIMEOUT_S: Final = 0.5
 """How long a finished answer is read on for its proper end, so that the connection can be used again."""
 
 
 class HttpOptions(Value):
-    """How a connection behaves. `concurrency` bounds the requests in flight; further ones wait for a connection."""
+    """How a connection behaves. `concurrency` bounds the requests in flight; further ones wait, without a time-out.
+
+    `stream` asks for the answer piece by piece; without it the server sends it whole.
+    """
 
     concurrency: int = CONNECTIONS_MAX
-    connect_timeout_s: float = CONNECT_TIMEOUT_S
-    idle_timeout_s: float = IDLE_TIMEOUT_S
+    times: TimeLimits = TimeLimits()
+    stream: bool = True
     send_reasoning: bool = False
+
+
+class _Lane:
+    """What one event loop asks through: sockets belong to a loop."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        self.places = asyncio.Semaphore(options.concurrency)
+        # The places bound the connections, so that a connection is never waited for within a time-out.
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=options.times.connect_timeout_s),
+        )
 
 
 class OpenAIModel(Model):
@@ -62,10 +77,8 @@ class OpenAIModel(Model):
         self._key = api_key
         self._headers = dict(headers or {})
         self._options = options or HttpOptions()
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            weakref.WeakKeyDictionary()
-        )
-        secrets = [api_key or "", *self._headers.values(), urlsplit(base_url).password or ""]
+        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane] = weakref.WeakKeyDictionary()
+        secrets = [api_key or "", *_words(self._headers.values()), urlsplit(base_url).password or ""]
         self._endpoint = Endpoint(
             shown=shown_url(self._url),
             key_env=key_env,
@@ -73,82 +86,84 @@ class OpenAIModel(Model):
             secrets=tuple(secret for secret in secrets if secret),
         )
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish, None]:
-        """Yield deltas, then exactly one `Finish`; closing the iterator, or a cancel, closes the connection at once."""
-        response: aiohttp.ClientResponse | None = None
-        reader: AnswerReader | None = None
-        try:
-            response = await self._send(request)
-            if response.status == 200:
-                reader = AnswerReader(response.content_type, self._endpoint)
-                async for data in response.content.iter_any():
-                    for delta in reader.feed(data):
-                        yield delta
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Spent | Finish, None]:
+        """Yield what comes, then exactly one `Finish`; closing the iterator, or a cancel, closes the connection."""
+        lane = self._lane()
+        async with lane.places:
+            response: aiohttp.ClientResponse | None = None
+            reader: AnswerReader | None = None
+            try:
+                patience = Patience(self._options.times)
+                response = await self._send(lane, request, patience)
+                if response.status == 200:
+                    reader = AnswerReader(response.content_type, self._endpoint, stream=self._options.stream)
+                    while not reader.over and (data := await _read(response, patience)):
+                        for piece in reader.feed(data):
+                            yield piece
+                        patience.heard(begun=reader.begun, finished=reader.finished)
                     if reader.over:
                         await _drain(response)
-                        break
-                for delta in reader.close():
-                    yield delta
-                finish = reader.finish()
-            else:
-                finish = await self._refused(response, request.model)
-        except Exception as error:  # noqa: BLE001 - the port promises that nothing but a cancel is ever raised
-            finish = self._broken(error, reader)
-        finally:
-            if response is not None:
-                response.close()
-        yield finish
+                    for piece in reader.close():
+                        yield piece
+                    finish = reader.finish()
+                else:
+                    finish = await self._refused(response, request.model)
+            except Exception as error:  # noqa: BLE001 - the port promises that nothing but a cancel is ever raised
+                finish = self._broken(error, reader)
+            finally:
+                if response is not None:
+                    response.close()
+        yield self._endpoint.cleaned(finish)
 
     async def aclose(self) -> None:
         """Close the connections of every loop; idempotent."""
-        for session in list(self._sessions.values()):
+        for lane in list(self._lanes.values()):
             with contextlib.suppress(RuntimeError):  # its loop may be closed already, and its sockets with it
-                await session.close()
-        self._sessions.clear()
+                await lane.session.close()
+        self._lanes.clear()
 
-    async def _send(self, request: ModelRequest) -> aiohttp.ClientResponse:
-        headers = CIMultiDict({"Accept": "text/event-stream", "Content-Type": "application/json"})
+    async def _send(self, lane: _Lane, request: ModelRequest, patience: Patience) -> aiohttp.ClientResponse:
+        accepted = "text/event-stream" if self._options.stream else "application/json"
+        headers = CIMultiDict({"Accept": accepted, "Content-Type": "application/json"})
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         for name, value in self._headers.items():
             headers[name] = value.replace("{session_id}", request.session_id)
-        data = body_of(request, send_reasoning=self._options.send_reasoning)
-        # A redirect would carry the key, and the task, to an address that nobody named.
-        return await self._session().post(self._url, data=data, headers=headers, allow_redirects=False)
+        data = body_of(request, send_reasoning=self._options.send_reasoning, stream=self._options.stream)
+        ends_s, late = patience.until()
+        try:
+            async with asyncio.timeout_at(ends_s):
+                # A redirect would carry the key, and the task, to an address that nobody named.
+                return await lane.session.post(self._url, data=data, headers=headers, allow_redirects=False)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise LateError("connect") from error
+        except TimeoutError as error:
+            raise late from error
 
-    def _session(self) -> aiohttp.ClientSession:
-        """Return this loop's session, made at the first request: sockets belong to one loop."""
+    def _lane(self) -> _Lane:
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            options = self._options
-            timeout = aiohttp.ClientTimeout(
-                total=None,  # a run has its own clock; waiting for a free connection is no fault of the server
-                sock_connect=options.connect_timeout_s,
-                sock_read=options.idle_timeout_s,
-            )
-            session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=options.concurrency),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=timeout,
-            )
-            self._sessions[loop] = session
-        return session
+        lane = self._lanes.get(loop)
+        if lane is None or lane.session.closed:
+            lane = self._lanes[loop] = _Lane(self._options)
+        return lane
 
     async def _refused(self, response: aiohttp.ClientResponse, model: str) -> Finish:
         body = b""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # the status alone says enough
-            while len(body) < ERROR_BODY_MAX_BYTES and (data := await response.content.read(ERROR_BODY_MAX_BYTES)):
-                body += data
+            async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
+                while len(body) < ERROR_BODY_MAX_BYTES and (data := await response.content.read(ERROR_BODY_MAX_BYTES)):
+                    body += data
         headers = {name.lower(): value for name, value in response.headers.items()}
         return http_failure(
             self._endpoint, HttpAnswer(status=response.status, headers=headers, body=body), model, time.time()
         )
 
     def _broken(self, error: Exception, reader: AnswerReader | None) -> Finish:
-        if reader is not None:
-            return reader.broken(self._endpoint.clean(_breach(error, self._endpoint.shown, self._options)))
-        return Finish(reason="error", error=self._endpoint.clean(_refusal(error, self._endpoint.shown, self._options)))
+        where, times = self._endpoint.shown, self._options.times
+        if reader is None:
+            return refusal_of(error, where, times)
+        ending = "late" if isinstance(error, LateError) else "broken"
+        return reader.broken(ending, breach_sentence(error, where, times))
 
 
 def chat_url(base_url: str) -> str:
@@ -172,46 +187,22 @@ def shown_url(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
+async def _read(response: aiohttp.ClientResponse, patience: Patience) -> bytes:
+    """Return what comes next, no bytes at the end. A time-out must not span a `yield`: it would hit the reader."""
+    ends_s, late = patience.until()
+    try:
+        async with asyncio.timeout_at(ends_s):
+            return await response.content.readany()
+    except TimeoutError as error:
+        raise late from error
+
+
 async def _drain(response: aiohttp.ClientResponse) -> None:
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             await response.content.read(1024)
 
 
-def _refusal(error: Exception, where: str, options: HttpOptions) -> str:
-    """Say why there was no answer at all."""
-    match error:
-        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            why = f"the TLS handshake failed ({_cause(error)})"
-        case aiohttp.ConnectionTimeoutError():
-            why = f"no connection within {options.connect_timeout_s:g} s"
-        case TimeoutError():
-            why = f"no answer within {options.idle_timeout_s:g} s"
-        case aiohttp.InvalidURL():
-            why = "it is no usable address; check the base URL"
-        case aiohttp.ServerDisconnectedError():
-            why = "it closed the connection without an answer"
-        case aiohttp.ClientConnectorError() | OSError():
-            why = _cause(error)
-        case aiohttp.ClientError():
-            why = f"no readable HTTP answer came ({_cause(error)})"
-        case _:
-            return f"The request to {where} could not be made: {_cause(error)}."
-    return f"could not reach {where}: {why}."
-
-
-def _breach(error: Exception, where: str, options: HttpOptions) -> str:
-    """Say how an answer that had begun was broken off."""
-    if isinstance(error, TimeoutError):
-        return f"{where} sent nothing for {options.idle_timeout_s:g} s in the middle of the answer."
-    return f"The connection to {where} broke in the middle of the answer: {_cause(error)}."
-
-
-def _cause(error: Exception) -> str:
-    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    text = str(inner)
-    if isinstance(inner, OSError):
-        # asyncio hides "Connection refused" behind words of its own; name resolution has negative numbers.
-        number = inner.errno or 0
-        text = os.strerror(number) if number > 0 else inner.strerror or text
-    return tidy(text) or type(error).__name__
+def _words(values: Iterable[str]) -> list[str]:
+    """Return header values and, where one is a scheme with its credentials, these alone."""
+    return [word for value in values for word in (value, value.partition(" ")[2])]

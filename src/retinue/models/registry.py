@@ -14,14 +14,25 @@ from retinue.models.scripted import ScriptedModel, load_script
 from retinue.ports import Clock, Model, Models
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
-_MODULES: Final = {"openai": "retinue.models.openai", "offline": "retinue.models.offline"}
+ROOM_TOKENS: Final = 128_000
+"""Tokens that a model holds where its connection does not say: what common models hold at least."""
+_MODULES: Final = {
+    "openai": "retinue.models.openai",
+    "times": "retinue.models.unanswered",
+    "offline": "retinue.models.offline",
+}
 """Kind → module, imported when it is first needed: a name alone must load no HTTP library."""
 _EXTRA: Final = frozenset({"anthropic", "google", "gemini", "bedrock"})
 _RESERVED: Final = frozenset({"scripted", "offline"})
+_TIMES: Final = ("connect_timeout_s", "first_chunk_timeout_s", "idle_timeout_s", "request_timeout_s")
+TIMEOUT_MAX_S: Final = 86_400.0
 
 
 class Connection(Value, forbid_unknown_fields=True):
-    """One `[connections.NAME]` table. An empty `models` allows every name; `headers` may hold `{session_id}`."""
+    """One `[connections.NAME]` table. An empty `models` allows every name; `headers` may hold `{session_id}`.
+
+    Null limits are the adapter's own; time-outs are in seconds and more than 0.
+    """
 
     kind: str = "openai"
     base_url: str | None = None
@@ -29,6 +40,12 @@ class Connection(Value, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     concurrency: int | None = None
+    context_tokens: int | None = None
+    connect_timeout_s: float | None = None
+    first_chunk_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
+    request_timeout_s: float | None = None
+    stream: bool = True
     send_reasoning: bool = False
 
 
@@ -96,6 +113,12 @@ class ModelRegistry(Models):
             raise _extra(prefix)
         raise self._unknown(f"There is no model {name!r}.")
 
+    def room_tokens(self, name: str) -> int:
+        """Return what the connection says of its models, else `ROOM_TOKENS`."""
+        connection = self._connections.get(name.partition(":")[0])
+        said = None if connection is None else connection.context_tokens
+        return ROOM_TOKENS if said is None else said
+
     def rows(self) -> list[ConnectionRow]:
         """Return every connection, by name."""
         return [
@@ -146,12 +169,18 @@ class ModelRegistry(Models):
     def _openai(self, connection: Connection) -> Model:
         options = _loaded("openai", "HttpOptions")
         limits = {} if connection.concurrency is None else {"concurrency": connection.concurrency}
+        times = {name: limit for name in _TIMES if (limit := getattr(connection, name)) is not None}
         return _loaded("openai", "OpenAIModel")(
             connection.base_url,
             self._key(connection),
             key_env=connection.api_key_env,
             headers=connection.headers,
-            options=options(send_reasoning=connection.send_reasoning, **limits),
+            options=options(
+                times=_loaded("times", "TimeLimits")(**times),
+                stream=connection.stream,
+                send_reasoning=connection.send_reasoning,
+                **limits,
+            ),
         )
 
     def _default_openai(self) -> Connection:
@@ -190,11 +219,20 @@ def _connection(name: str, table: Any) -> Connection:
         raise RetinueError(
             "invalid", f"The connection {name!r} has the unknown kind {connection.kind!r}.", "Use openai."
         )
-    if connection.concurrency is not None and connection.concurrency < 1:
-        raise RetinueError("invalid", f"The connection {name!r} has a concurrency below 1.", "Use 1 or more.")
+    _require_limits(name, connection)
     if connection.base_url is None and name != "openai":
         return msgspec.structs.replace(connection, base_url=OPENAI_URL)
     return connection
+
+
+def _require_limits(name: str, connection: Connection) -> None:
+    if connection.concurrency is not None and connection.concurrency < 1:
+        raise RetinueError("invalid", f"The connection {name!r} has a concurrency below 1.", "Use 1 or more.")
+    for key in _TIMES:
+        limit = getattr(connection, key)
+        if limit is not None and not 0 < limit <= TIMEOUT_MAX_S:
+            detail = f"The connection {name!r} has a {key} that is not between 0 and {TIMEOUT_MAX_S:g} seconds."
+            raise RetinueError("invalid", detail, "Leave it out, or give seconds.")
 
 
 def _extra(kind: str) -> RetinueError:

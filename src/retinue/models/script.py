@@ -68,13 +68,17 @@ Action = Chunk | Wait | Raw | Http | Pause | End
 
 
 class Reply(Value):
-    """What answers one request. `n` is null for a line that is used in its order; `repeat` makes it answer for ever."""
+    """What answers one request. `n` is null for a line that is used in its order; `repeat` makes it answer for ever.
+
+    `final` marks an error that is not tried again (a short line's `error` without a status).
+    """
 
     agent: str
     n: int | None
     actions: tuple[Action, ...]
     where: str
     repeat: bool = False
+    final: bool = False
 
 
 class Expectation(Value):
@@ -300,7 +304,8 @@ def _short(where: str, line: Mapping[str, Any]) -> Reply:
     else:
         actions += [Chunk(text=json.dumps(body, ensure_ascii=False)) for body in _bodies(where, line, error)]
         actions.append(End(kind="done" if error or _finish(where, line) else "close"))
-    return Reply(agent=_agent(where, line), n=_number(where, line), actions=tuple(actions), where=where)
+    final = bool(error) and line.get("status") is None
+    return Reply(agent=_agent(where, line), n=_number(where, line), actions=tuple(actions), where=where, final=final)
 
 
 def _bodies(where: str, line: Mapping[str, Any], error: str) -> list[dict[str, Any]]:

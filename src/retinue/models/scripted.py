@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from retinue.core.errors import RetinueError
 from retinue.models.assembler import Assembler, Ending
 from retinue.models.failure import message_of, retry_after_s
@@ -22,7 +24,7 @@ from retinue.models.script import (
     script_of,
     spawned_in,
 )
-from retinue.ports import AssistantText, Delta, Finish, Model, ModelRequest, ToolText
+from retinue.ports import AssistantText, Delta, Finish, Model, ModelRequest, Spent, ToolText
 
 __all__ = ["ScriptedModel", "load_script"]
 
@@ -51,12 +53,12 @@ class ScriptedModel(Model):
         self.requests: list[ModelRequest] = []
         self._sleep = sleep
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Finish, None]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Spent | Finish, None]:
         """Yield the reply's deltas, then its `Finish`; a script that has run dry ends in an error."""
         self.requests.append(request)
         del self.requests[:-REQUESTS_KEPT]
         reply = self.script.reply(_kinds(request), request.number)
-        finish = Finish(reason="error", error="script ended")
+        finish = Finish(reason="error", error="script ended", cause="lasting")
         spawned = spawned_in(_results(request))
         assembler = Assembler()
         for action in reply.actions if reply else ():
@@ -64,8 +66,8 @@ class ScriptedModel(Model):
                 case Wait():
                     await self._sleep(action.delay_ms / 1000)
                 case Chunk():
-                    for delta in assembler.feed(json.loads(filled(action.text, spawned))):
-                        yield delta
+                    for piece in assembler.feed(json.loads(filled(action.text, spawned))):
+                        yield piece
                     await self._sleep(0)  # between two pieces a reader, or a cancel, gets its turn
                 case Http():
                     finish = _http_finish(action)
@@ -73,7 +75,8 @@ class ScriptedModel(Model):
                     finish = assembler.finish(_ENDINGS[action.kind])
                 case Raw() | Pause():
                     pass  # raw bytes were refused at construction; only the loopback server pauses
-        yield finish
+        final = reply is not None and reply.final
+        yield msgspec.structs.replace(finish, cause="lasting") if final else finish
 
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""

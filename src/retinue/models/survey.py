@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from retinue.models.explore import SCOPE_HEADING, Ask, Item, Listing
+from retinue.models.text import counted
 
 PARTS_MIN: Final = 3
 PARTS_MAX: Final = 6
@@ -149,7 +150,8 @@ def _overview(listing: Listing, outcomes: list[Outcome]) -> list[str]:
     folders = [item for item in top if item.is_folder]
     if listing.items:
         cut = f"; {listing.left_out} more of {listing.total} entries were not listed" if listing.left_out else ""
-        lines = [f"- On the top level: {len(folders)} folders and {len(top) - len(folders)} files{cut}."]
+        found = f"{counted(len(folders), 'folder')} and {counted(len(top) - len(folders), 'file')}"
+        lines = [f"- On the top level: {found}{cut}."]
     else:
         lines = ["- The folder holds no files and no folders."]
     passed = [f"`{item.path}`" for item in folders if _is_passed_over(item)]
@@ -184,6 +186,6 @@ def _section(outcome: Outcome, found: dict[str, str], refused: dict[str, str]) -
 def _totals(outcomes: list[Outcome], found: dict[str, str], refused: dict[str, str]) -> str:
     counts = [int(lines[1]) for what in found.values() if (lines := _LINE_COUNT.match(what))]
     return (
-        f"{len(outcomes)} parts, {sum(not outcome.fault for outcome in outcomes)} of them complete; "
-        f"{len(counts)} files read with {sum(counts)} lines; {len(refused)} not readable."
+        f"{counted(len(outcomes), 'part')}, {sum(not outcome.fault for outcome in outcomes)} of them complete; "
+        f"{counted(len(counts), 'file')} read with {counted(sum(counts), 'line')}; {len(refused)} not readable."
     )

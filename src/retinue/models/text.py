@@ -6,6 +6,11 @@ from typing import Final
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
+def counted(number: int, thing: str) -> str:
+    """Return `1 file`, `2 files`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def mended(text: str) -> str:
     """Return the text with surrogate halves joined, and lone ones replaced, so that it can be encoded."""
     if _SURROGATE.search(text) is None:

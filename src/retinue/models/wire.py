@@ -11,7 +11,7 @@ NAME_MAX_CHARS: Final = 64
 _UNUSABLE: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def body_of(request: ModelRequest, *, send_reasoning: bool) -> bytes:
+def body_of(request: ModelRequest, *, send_reasoning: bool, stream: bool = True) -> bytes:
     """Return the JSON body; `send_reasoning` repeats earlier reasoning, which some providers demand and most refuse."""
     messages: list[dict[str, Any]] = []
     if request.system:
@@ -21,9 +21,10 @@ def body_of(request: ModelRequest, *, send_reasoning: bool) -> bytes:
     body: dict[str, Any] = {
         "model": request.model,
         "messages": messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream": stream,
     }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
     if request.output_tokens_max is not None:

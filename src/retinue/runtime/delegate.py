@@ -12,6 +12,7 @@ from retinue.core.decide.runs import Spawn
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delivery, Rights, RunSpec, SessionOpened, Snapshot
 from retinue.core.ids import CallId, RunId, SessionId
+from retinue.core.text import is_storable
 from retinue.ports import Definitions, Executor, Ids, Models
 from retinue.runtime.journal import Journal
 from retinue.runtime.prompt import blob, environment
@@ -22,7 +23,7 @@ PROMPT_MAX_CHARS: Final = 200_000
 INHERIT: Final = "inherit"
 
 
-class SpawnRequest(msgspec.Struct, kw_only=True):
+class SpawnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a caller may ask of a child: the parameters of `spawn_agent`, by the same names."""
 
     prompt: str
@@ -67,7 +68,9 @@ class Delegation:
         _require_depth(header, request.max_depth)
         definition = await self._definition(request.agent, header.cwd)
         _require_spawnable(header.definition, definition)
-        cwd = await self._executor.run(_inside, header.cwd, request.cwd)
+        cwd = header.cwd
+        if request.cwd is not None:
+            cwd = await self._executor.run(_inside, header.cwd, request.cwd)
         model = self._model(request, definition, header)
         world = blob(environment(cwd, header.depth + 1).encode())
         continuable = _first(request.continuable, definition and definition.continuable)
@@ -164,11 +167,19 @@ def _require_supported(request: SpawnRequest) -> None:
             )
     if not request.prompt.strip():
         raise RetinueError("invalid", "A child needs a prompt.", "Say the goal, the scope and when it is done.")
+    asked = msgspec.structs.astuple(request)
+    require_storable("What is asked of a child", *(value for value in asked if isinstance(value, str)))
     if len(request.prompt) > PROMPT_MAX_CHARS:
         raise RetinueError(
             "invalid", f"The prompt has more than {PROMPT_MAX_CHARS} characters.", "Name files instead of quoting them."
         )
     _require_positive(request)
+
+
+def require_storable(what: str, *texts: str) -> None:
+    """Refuse text that no record can hold, before it takes a whole commit down (`invalid`)."""
+    if not all(is_storable(text) for text in texts):
+        raise RetinueError("invalid", f"{what} holds half a character (a lone surrogate).", "Send whole characters.")
 
 
 def _require_spawnable(mine: Snapshot | None, wanted: Snapshot | None) -> None:
@@ -230,10 +241,8 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _inside(parent: str, wanted: str | None) -> str:
-    """Return the child's working directory: the parent's, or a folder below it after links are resolved."""
-    if wanted is None:
-        return parent
+def _inside(parent: str, wanted: str) -> str:
+    """Return a folder at or below the parent's working directory, after links are resolved."""
     base, path = os.path.realpath(parent), os.path.realpath(os.path.join(parent, wanted))
     if path != base and not path.startswith(base.rstrip("/") + "/"):
         raise RetinueError("outside_workspace", f"{wanted!r} is outside the workspace.", "Name a folder inside it.")

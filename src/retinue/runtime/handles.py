@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -11,7 +10,7 @@ import msgspec
 from retinue.core.errors import RetinueError
 from retinue.core.events import Event, TurnClosed, Usage
 from retinue.core.ids import SessionId
-from retinue.core.run import Run
+from retinue.core.run import Run, unstored
 from retinue.ports import Live
 from retinue.runtime.delegate import SpawnRequest
 from retinue.runtime.kernel import Kernel
@@ -80,11 +79,14 @@ class Turn:
         return await self._kernel.interrupt(self.session_id)
 
     async def __aiter__(self) -> AsyncIterator[Event | Live]:
-        """Yield the stored events of the tree in order, each once, until the turn is over; leaving stops nothing."""
+        """Yield the stored events of the tree in order, each once, until the turn is over; leaving stops nothing.
+
+        Raises what `result` raises when the turn could not be opened.
+        """
         async for item in self._feed:
             yield item
-        with suppress(RetinueError):
-            await self.result
+        # A turn that could not be opened has no events: what refused it is raised here.
+        await self.result
 
 
 def _result(work: Work) -> TurnResult:
@@ -104,7 +106,7 @@ def _result(work: Work) -> TurnResult:
         status="failed",
         reason="store_failed",
         text=work.finished_text,
-        partial=work.text or None,
+        partial=None if work.finished_text else work.said or None,
         usage=Usage(),
         detail=detail,
         stored=False,
@@ -146,23 +148,34 @@ class Child:
         """Made by `Subagents.start`."""
         self.run_id: Final = run.run_id
         self.session_id: Final = run.session_id
+        self._parent_id = run.parent_id
         self._kernel = kernel
         self._task = kernel.supervisor.begin(self._settled())
 
     async def _settled(self) -> Run:
-        await self._kernel.scheduler.ended([self.run_id])
-        return await self._kernel.scheduler.run(self.run_id)
+        work = self._kernel.supervisor.works.get(self.session_id)
+        try:
+            await self._kernel.scheduler.ended([self.run_id])
+            return await self._kernel.scheduler.run(self.run_id)
+        except RetinueError as error:
+            held = self._kernel.journal.state.runs.get(self.run_id)
+            if error.code != "store_failed" or held is None:
+                raise
+            if work is not None:
+                await work.done.wait()
+            return unstored(held, "" if work is None else work.said, error.detail)
 
     @property
     def result(self) -> "asyncio.Future[Run]":
         """Await it for the settlement, any number of times; cancelling the wait does not touch the child.
 
-        A child's own failure resolves with a reason; only a fault of the runtime itself raises (`store_failed`).
+        A child's own failure resolves with a reason. After the store failed it resolves with what the child had said,
+        `failed/store_failed` and `stored` false.
         """
         waiter: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
         self._task.add_done_callback(lambda done: _copy(done, waiter))
         held = CURRENT_CALL.get()
-        if held is not None:
+        if held is not None and held[0].session_id == self._parent_id:
             self._kernel.supervisor.begin(self._wait_in_call(held, waiter))
         return waiter
 
@@ -174,7 +187,8 @@ class Child:
 
     async def dispose(self) -> None:
         """Cancel what is left, wait until it is quiet, release it; idempotent."""
-        await self._kernel.scheduler.cancel(self.run_id)
+        if not self._task.done():
+            await self._kernel.scheduler.cancel(self.run_id)
 
     async def __aenter__(self) -> "Child":
         """Return itself."""

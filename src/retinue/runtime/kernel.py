@@ -21,7 +21,8 @@ from retinue.core.ids import RunId, SessionId
 from retinue.core.policy import Policy
 from retinue.ports import Clock, Definitions, Executor, Ids, Models, Store, Tool
 from retinue.runtime.bus import Bus
-from retinue.runtime.delegate import Delegation
+from retinue.runtime.compaction import Compactor
+from retinue.runtime.delegate import Delegation, require_storable
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.prompt import PromptTexts, blob, environment
@@ -90,7 +91,8 @@ class Kernel:
         steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, self.bus, parts.ids)
         outside = Outside(parts.executor, parts.data_dir, parts.tool_timeout_s)
         calls = ToolCalls(self.journal, self.scheduler, self.supervisor, self.tools, outside)
-        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, steps, calls)
+        compactor = Compactor(self.journal, parts.models, parts.texts)
+        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, compactor, (steps, calls))
         self._loading = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -113,6 +115,7 @@ class Kernel:
         if self._watcher is not None:
             self._watcher.cancel()
         await self.supervisor.shutdown()
+        await self.supervisor.quiet(self._writer)
         self.journal.stop_writer()
         if self._writer is not None:
             await asyncio.wait((self._writer,))
@@ -149,6 +152,7 @@ class Kernel:
 
     async def create_session(self, new: NewSession) -> SessionId:
         """Open a root session and return its id once it is durable."""
+        require_storable("The session's name, model or folder", new.name, new.model, new.cwd)
         if not new.cwd.startswith("/"):
             raise RetinueError("invalid", f"The working directory {new.cwd!r} is not absolute.", "Give a full path.")
         if new.tools is not None:
@@ -185,6 +189,8 @@ class Kernel:
     async def steer(self, session_id: SessionId, text: str) -> None:
         """Admit a person's text into the open turn; returns once it is durable."""
         _require_text(text)
+        if session_id not in self.journal.state.sessions and await self.record.session(session_id) is not None:
+            raise RetinueError("already_ended", f"The session {session_id} has no open turn.", "Send it a prompt.")
         await self.journal.submit(decide_steer, Steer(session_id=session_id, text=text))
 
     async def interrupt(self, session_id: SessionId, ending: Ending = INTERRUPTED) -> bool:
@@ -232,3 +238,4 @@ def _require_text(text: str) -> None:
         raise RetinueError("invalid", "The text is empty.", "Say what to do.")
     if len(text) > PROMPT_MAX_CHARS:
         raise RetinueError("too_large", f"The text has more than {PROMPT_MAX_CHARS} characters.", "Put it into a file.")
+    require_storable("The text", text)

@@ -22,6 +22,7 @@ class PromptTexts(msgspec.Struct, frozen=True, kw_only=True):
     child_role: str
     delegation: str
     child_notes: str
+    compaction: str
 
 
 class Blob(msgspec.Struct, frozen=True):

@@ -99,18 +99,18 @@ class Scheduler:
     async def run(self, run_id: RunId) -> Run:
         """Return a run as the record has it, everything accepted so far included."""
         await self._journal.flushed()
-        run = await self._record.run(run_id)
-        if run is None:
-            raise not_found("run", run_id)
-        return run
+        return await self._stored(run_id)
 
     async def resolve(self, name: str, owner: SessionId | None) -> RunId:
         """Return the run that an id means: `r_…`, or `s_…` for that session's latest run.
 
         With an `owner`, only runs below that session exist.
         """
-        await self._journal.flushed()
         run = await self._find(name)
+        if run is None:
+            # Only what was accepted a moment ago is worth waiting for the store.
+            await self._journal.flushed()
+            run = await self._find(name)
         if run is None or (owner is not None and not await self._is_below(run, owner)):
             raise not_found("run", name)
         return run.run_id
@@ -141,29 +141,42 @@ class Scheduler:
         return run is not None and run.is_open
 
     async def wait(self, run_ids: Sequence[RunId], mode: Literal["all", "any"], timeout_s: float) -> Waited:
-        """Wait until all (or any) of the runs are delivered, at most `timeout_s` seconds; expiry stops nobody."""
+        """Wait until all (or any) of the runs are delivered, at most `timeout_s` seconds; expiry stops nobody.
+
+        The time is kept also while the store takes no commit: what is told then is what is durable.
+        """
         in_time = await self.ended(run_ids, mode, timeout_s) if run_ids else True
-        runs = [await self.run(run_id) for run_id in run_ids]
+        runs = [await self._stored(run_id) for run_id in run_ids]
         return Waited(runs, timed_out=not in_time)
+
+    async def _stored(self, run_id: RunId) -> Run:
+        run = await self._record.run(run_id)
+        if run is None:
+            raise not_found("run", run_id)
+        return run
 
     async def ended(
         self, run_ids: Sequence[RunId], mode: Literal["all", "any"] = "all", timeout_s: float | None = None
     ) -> bool:
         """Return True once the settlements are durable, False when the time ran out first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._delivered(run_ids, mode)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _delivered(self, run_ids: Sequence[RunId], mode: Literal["all", "any"]) -> None:
         parents = {run.parent_id: None for run_id in run_ids if (run := self._journal.state.runs.get(run_id))}
-        if not parents:
-            await self._journal.flushed()
-            return True
         wanted = any if mode == "any" else all
 
         def is_so() -> bool:
             return wanted(not self.is_open(run_id) for run_id in run_ids)
 
-        # Every settlement wakes its parent.
-        in_time = await self._mailboxes.until(tuple(parents), is_so, timeout_s)
-        if in_time:
-            await self._journal.flushed()
-        return in_time
+        if parents:
+            # Every settlement wakes its parent.
+            await self._mailboxes.until(tuple(parents), is_so)
+        await self._journal.flushed()
 
     @asynccontextmanager
     async def waiting(self, work: Work, call_id: CallId | None = None) -> AsyncGenerator[None, None]:

@@ -1,7 +1,8 @@
 """One step: a boundary, one model request derived from the log alone, and what came of it; it executes no tool."""
 
+from collections.abc import Iterable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -21,7 +22,9 @@ from retinue.ports import (
     Model,
     ModelRequest,
     Models,
+    Piece,
     Reset,
+    Spent,
     ToolSchema,
 )
 from retinue.runtime.bus import Bus
@@ -37,6 +40,8 @@ _FAILURE: Final = {
     "error": ("provider_error", "The provider reported an error."),
 }
 RATE_LIMITED: Final = 429
+NESTING_MAX: Final = 100
+"""Levels of a call's arguments; deeper ones could be read, but not by everybody who must write them."""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -79,8 +84,7 @@ class StepRunner:
             tools_digest=offered.digest,
             blobs=((prompt.digest, prompt.body), (offered.digest, offered.body)),
         )
-        work.forget_stream()
-        work.attempt = 1
+        work.begin_request()
         work.require_live()
         # The model is looked for before the step is on record: a step that cannot be asked never opens.
         model, name = self._models.find(session.header.model)
@@ -94,11 +98,16 @@ class StepRunner:
             async for chunk in chunks:
                 if isinstance(chunk, Finish):
                     return chunk
-                if isinstance(chunk, Reset):
-                    self._void(work, chunk, step)
-                else:
-                    self._pass_on(work, chunk, step)
+                self._take(work, chunk, step)
         return Finish(reason="incomplete", text=work.text, reasoning=work.reasoning)
+
+    def _take(self, work: Work, piece: Piece, step: StepNo) -> None:
+        if isinstance(piece, Delta):
+            self._pass_on(work, piece, step)
+        elif isinstance(piece, Reset):
+            self._void(work, piece, step)
+        elif isinstance(piece, Spent):
+            work.spent = piece
 
     def _pass_on(self, work: Work, delta: Delta, step: StepNo) -> None:
         work.stream(delta.kind, delta.text)
@@ -140,7 +149,7 @@ class StepRunner:
         )
         closed = StepClosed(turn=turn, step=step, usage=_reported(finish), retries=finish.retries, run_id=work.run_id)
         self._journal.append(work.session_id, [said, closed])
-        work.forget_stream()
+        work.begin_request()
         return Said(calls, _judge(finish), finish.reason == "tool_calls" and not calls)
 
     def _call(self, call: FinishCall) -> ToolCall:
@@ -165,15 +174,18 @@ def _request(session: Session, name: str, system: str, schemas: tuple[ToolSchema
 
 
 def _reported(finish: Finish) -> Usage | None:
-    if finish.usage is None:
-        return None
+    """Return what the request cost; a model that tries again has summed its tries, any other has one."""
+    if finish.usage is None or finish.usage.requests:
+        return finish.usage
     return msgspec.structs.replace(finish.usage, requests=finish.retries + 1, unreported=finish.retries)
 
 
 def _judge(finish: Finish) -> Ending | None:
     if finish.reason in _FAILURE:
         reason, plain = _FAILURE[finish.reason]
-        if finish.status == RATE_LIMITED:
+        if finish.cause == "timeout":
+            reason = "timeout"
+        elif finish.status == RATE_LIMITED:
             reason = "rate_limit"
         return Ending(status="failed", reason=reason, detail=clean(finish.error or plain))
     return None
@@ -184,6 +196,23 @@ def read_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     if not raw.strip():
         return {}, None
     try:
-        return msgspec.json.decode(raw, type=dict[str, Any]), None
-    except msgspec.DecodeError:
+        arguments = msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
         return {}, raw
+    return (arguments, None) if _is_flat_enough(arguments) else ({}, raw)
+
+
+def _is_flat_enough(arguments: dict[str, Any]) -> bool:
+    """Return whether a value is nested so little that whoever writes it later can."""
+    level: list[Any] = [arguments]
+    for _ in range(NESTING_MAX):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return True
+    return False
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()

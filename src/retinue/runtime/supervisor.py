@@ -14,6 +14,7 @@ from retinue.core.decide.base import AGAIN, Decision, Ending
 from retinue.core.decide.runs import CancelChildren, Settle, decide_cancel_children, decide_settle
 from retinue.core.decide.turns import CloseTurn, Warn, decide_close_turn, decide_warn
 from retinue.core.errors import RetinueError
+from retinue.core.events import Usage
 from retinue.core.ids import RunId, SessionId
 from retinue.core.run import working_s
 from retinue.runtime.journal import Journal
@@ -28,6 +29,8 @@ GRACE_S: Final = 5.0
 SHUTDOWN_GRACE_S: Final = 1.5
 """The same while the process shuts down: twice this is well under the 5 s that SHAPES gives to SIGTERM."""
 DEADLINE_RECHECK_S: Final = 1.0
+QUIET_S: Final = 1.0
+"""Seconds that handles have at the end to learn how their turns and children ended."""
 CLOCK_TICK_S: Final = 0.001
 """Seconds that a sum of stretches may be short of the limit by rounding; a timer that short would not move a clock."""
 _CHILD_STATUS: Final = {"shutdown": "interrupted", "restart": "interrupted"}
@@ -123,6 +126,12 @@ class Supervisor:
         for body in list(self._given_up):
             body.cancel()
 
+    async def quiet(self, writer: "asyncio.Task[None] | None") -> None:
+        """Let what waits for endings learn them while the record is still open."""
+        waiting = [task for task in self._own if task is not writer and task not in self._given_up]
+        if waiting:
+            await asyncio.wait(waiting, timeout=QUIET_S)
+
     def _cancel_again(self, work: Work) -> None:
         if work.body is None or work.body.done():
             return
@@ -138,6 +147,9 @@ class Supervisor:
             await self._to_the_end(work)
         except RetinueError as error:
             work.error = error
+            session = self._journal.state.sessions.get(work.session_id)
+            turn = None if session is None else session.turn
+            work.said = work.text or ("" if turn is None else turn.last_text)
         finally:
             for timer in work.timers:
                 timer.cancel()
@@ -167,6 +179,7 @@ class Supervisor:
             self.leave(work, body, "The turn's body")
             return self._with_stream(work, work.stop or SHUTDOWN)
         if work.error is not None:
+            self._gone(body)
             raise work.error
         return self._with_stream(work, _outcome(work, body))
 
@@ -185,7 +198,10 @@ class Supervisor:
             task.exception()
 
     def _with_stream(self, work: Work, ending: Ending) -> Ending:
-        return msgspec.structs.replace(ending, streamed=work.text, reasoning=work.reasoning)
+        usage, retries = _spent(work)
+        return msgspec.structs.replace(
+            ending, streamed=work.text, reasoning=work.reasoning, usage=usage, retries=retries
+        )
 
     async def _end_children(self, work: Work, ending: Ending) -> None:
         self._cancel_children(work, ending)
@@ -217,6 +233,14 @@ class Supervisor:
             return
         delay = max(left, DEADLINE_RECHECK_S) if run.is_yielded else left
         work.timers = [*work.timers[-4:], asyncio.get_running_loop().call_later(delay, self._watch_deadline, work)]
+
+
+def _spent(work: Work) -> tuple[Usage | None, int]:
+    """Return what was reported of a request that was cut off, and its retries: cancelled work counts too."""
+    spent = work.spent
+    if spent.usage is None or spent.usage.requests:
+        return spent.usage, spent.retries
+    return msgspec.structs.replace(spent.usage, requests=1), spent.retries
 
 
 async def _as_coroutine(body: Body, work: Work) -> Ending:

@@ -212,8 +212,21 @@ async def _run(ready: Prepared, context: CallContext) -> ToolResult:
         if refusal.code == "store_failed":
             raise
         return _refused(refusal)
+    except asyncio.CancelledError:
+        told = asyncio.current_task()
+        if told is not None and told.cancelling():
+            raise
+        return _failed(ready, "something it waited for was cancelled")
+    except SystemExit as error:
+        if type(error) is not SystemExit:
+            raise
+        return _failed(ready, f"it tried to end the process with {error.code!r}")
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; it harms its own call only
-        return ToolResult(text=f"{ready.call.name} failed: {type(error).__name__}: {error}", outcome="error", code=None)
+        return _failed(ready, f"{type(error).__name__}: {error}")
+
+
+def _failed(ready: Prepared, why: str) -> ToolResult:
+    return ToolResult(text=f"{ready.call.name} failed: {why}.", outcome="error")
 
 
 def _refused(refusal: RetinueError) -> ToolResult:

@@ -1,5 +1,7 @@
 """The turn loop, one for roots and children: steps until the model stops and nothing is owed; it settles nothing."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from retinue.core.decide.base import Ending
@@ -7,6 +9,7 @@ from retinue.core.decide.turns import owes_a_step
 from retinue.core.events import MessageUser
 from retinue.core.mailbox import ends_hold
 from retinue.core.session import Session
+from retinue.runtime.compaction import Compactor
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.scheduler import Scheduler
@@ -15,7 +18,11 @@ from retinue.runtime.toolcalls import IN_A_ROW_MAX, ToolCalls
 from retinue.runtime.work import Work
 
 GATHER_S: Final = 0.05
-"""Seconds that a hold waits for more results after the first (CONTRACT section 4, Turn end)."""
+"""Seconds that a hold waits for more results after one (CONTRACT section 4, Turn end)."""
+GATHER_CHILD_S: Final = 0.002
+"""Seconds more for each child still open: about what the processor needs for one that runs beside the others."""
+GATHER_MAX_S: Final = 0.5
+"""Seconds after the first result at which it waits no longer, however close upon each other they come."""
 NUDGE: Final = "You ended your message with a tool call, but none arrived. Call the tool, or answer without one."
 ROOT_STEPS_MAX: Final = 250
 """Steps of a root's turn (CONTRACT section 3)."""
@@ -25,14 +32,19 @@ class TurnLoop:
     """Runs turns."""
 
     def __init__(
-        self, journal: Journal, scheduler: Scheduler, mailboxes: Mailboxes, steps: StepRunner, calls: ToolCalls
+        self,
+        journal: Journal,
+        scheduler: Scheduler,
+        mailboxes: Mailboxes,
+        compactor: Compactor,
+        parts: tuple[StepRunner, ToolCalls],
     ) -> None:
         """Wire it."""
+        self._compactor = compactor
         self._journal = journal
         self._scheduler = scheduler
         self._mailboxes = mailboxes
-        self._steps = steps
-        self._calls = calls
+        self._steps, self._calls = parts
 
     async def run(self, work: Work) -> Ending:
         """Return how the turn ended; it can be called again on a turn that turned out to owe another step."""
@@ -43,6 +55,7 @@ class TurnLoop:
             if last:
                 await self._wait_for_all(work, session)
             await self._scheduler.slot(work)
+            await self._compactor.keep_within(work, session)
             said = await self._steps.run(work, with_tools=not last)
             if said.ending is not None:
                 return said.ending
@@ -86,14 +99,24 @@ class TurnLoop:
         return owes_a_step(session)
 
     async def _gather(self, work: Work, session: Session) -> None:
-        await self._mailboxes.until(
-            (work.session_id,), lambda: bool(session.waiting_input) or not session.open_runs, GATHER_S
-        )
+        """Let results that come close upon each other go into one step: every step is a whole request."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + GATHER_MAX_S
+        more = True
+        while more and session.open_runs and not session.waiting_input and loop.time() < ends_at:
+            patience_s = GATHER_S + GATHER_CHILD_S * len(session.open_runs)
+            more = await self._mailboxes.until((work.session_id,), _has_changed(session), patience_s)
 
     async def _wait_for_all(self, work: Work, session: Session) -> None:
         if session.open_runs:
             async with self._scheduler.waiting(work):
                 await self._mailboxes.until((work.session_id,), lambda: not session.open_runs)
+
+
+def _has_changed(session: Session) -> Callable[[], bool]:
+    """Return whether anything came since now: a letter, a person's word, or the end of the last child."""
+    letters = len(session.mail)
+    return lambda: len(session.mail) > letters or bool(session.waiting_input) or not session.open_runs
 
 
 def _nudge(session: Session) -> MessageUser:
@@ -109,7 +132,7 @@ def _guarded(session: Session) -> Ending | None:
         detail = f"It made the same call with the same arguments {IN_A_ROW_MAX} times in a row."
         return Ending(status="failed", reason="bad_tool_calls", detail=detail)
     if turn.unusable >= IN_A_ROW_MAX:
-        detail = f"It made {turn.unusable} unusable tool calls in a row."
+        detail = f"It made unusable tool calls only, {turn.unusable} times in a row."
         return Ending(status="failed", reason="bad_tool_calls", detail=detail)
     return None
 

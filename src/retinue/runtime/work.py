@@ -10,6 +10,7 @@ from retinue.core.events import TurnClosed
 from retinue.core.ids import CallId, RunId, SessionId
 from retinue.core.run import Run
 from retinue.core.session import Session
+from retinue.ports import Spent
 
 
 class Work:
@@ -29,9 +30,13 @@ class Work:
         self.error: RetinueError | None = None
         self.finished_text: str | None = None
         """The text of a completed turn, in case its ending cannot be stored."""
+        self.said = ""
+        """What the turn had said last, in case its ending cannot be stored."""
         self.timers: list[asyncio.TimerHandle] = []
         self.attempt = 1
         """Which try of the request under way the deltas belong to."""
+        self.spent = Spent()
+        """What the request under way has cost so far."""
         self.tool = ""
         """Name of the tool that started last, for the live view."""
         self._text: list[str] = []
@@ -54,8 +59,14 @@ class Work:
         """Keep a delta until its message is committed."""
         (self._text if kind == "text" else self._reasoning).append(text)
 
+    def begin_request(self) -> None:
+        """Forget the request before: its answer is on record."""
+        self.forget_stream()
+        self.attempt = 1
+        self.spent = Spent()
+
     def forget_stream(self) -> None:
-        """Drop the deltas: their message is on record, or a new request begins."""
+        """Drop the deltas: the request is tried again."""
         self._text = []
         self._reasoning = []
 

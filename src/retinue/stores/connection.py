@@ -47,10 +47,10 @@ class Connection:
         """
         self.path: Final = path
         self._lock: Final = threading.RLock()
-        wanted = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if writing else apsw.SQLITE_OPEN_READONLY
+        wanted = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         with self._explained():
             # Any: apsw's stubs use a Buffer type that the typing module has only from 3.12 on.
-            self._sqlite: Final[Any] = apsw.Connection(path, flags=wanted)
+            self._sqlite: Final[Any] = apsw.Connection(path, flags=wanted) if writing else _opened_to_read(path)
             self._sqlite.set_busy_timeout(BUSY_TIMEOUT_MS)
         if writing and self._sqlite.readonly("main"):
             self._sqlite.close()
@@ -112,6 +112,36 @@ class Connection:
             raise StoreError(
                 f"A text holds half a character (a lone surrogate), so nothing was stored: {cause}."
             ) from cause
+
+
+def _opened_to_read(path: str) -> Any:
+    """Open a database to read, also where SQLite cannot make the files it shares with a writer: there is none then."""
+    plain: Any = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        plain.set_busy_timeout(BUSY_TIMEOUT_MS)
+        plain.execute("PRAGMA schema_version").fetchall()
+    except (apsw.ReadOnlyError, apsw.CantOpenError):
+        plain.close()
+        if not _is_at_rest(path):
+            raise
+    except apsw.Error:
+        plain.close()
+        raise
+    else:
+        return plain
+    uri = f"{Path(path).absolute().as_uri()}?immutable=1"
+    return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+def _is_at_rest(path: str) -> bool:
+    """Return whether nobody can be writing and all that was committed stands in the file itself."""
+    log, index, journal = (Path(f"{path}-{end}") for end in ("wal", "shm", "journal"))
+    try:
+        if any(file.exists() and file.stat().st_size for file in (log, journal)):
+            return False
+        return Path(path).exists() and not (log.exists() and index.exists())
+    except OSError:
+        return False
 
 
 _SENTENCES: Final[tuple[tuple[type[apsw.Error], str], ...]] = (

@@ -17,6 +17,20 @@ _TRIES: Final = 100
 """How often a lock that is held, but names no living owner, is looked at again."""
 _PAUSE_S: Final = 0.005
 _CONTENT_BYTES_MAX: Final = 65_536
+_NO_ROOM: Final = "Free some space there, or name another --data-dir or RETINUE_DATA_DIR."
+_NO_RIGHT: Final = "Give this user the right to write there, or name another one with --data-dir or RETINUE_DATA_DIR."
+_NO_WRITING: Final = "Nothing can be written there: name another one with --data-dir or RETINUE_DATA_DIR."
+_NO_FILES: Final = "Close some programs or raise the limit of open files, then try again."
+_REMEDIES: Final = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: "Raise the limit of a file's size (ulimit -f), or name another --data-dir.",
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+    errno.EROFS: _NO_WRITING,
+    errno.EMFILE: _NO_FILES,
+    errno.ENFILE: _NO_FILES,
+}
 
 
 class OwnerLock:
@@ -109,7 +123,7 @@ def prepare_data_dir(path: str | Path) -> Path:
         raise RetinueError(
             "store_failed",
             f"The data directory {folder} cannot be used: {_reason(cause)}.",
-            "Name another one with --data-dir or RETINUE_DATA_DIR.",
+            _remedy(cause, "Name another one with --data-dir or RETINUE_DATA_DIR."),
         ) from cause
     return folder
 
@@ -177,8 +191,13 @@ def _owned(data_dir: Path, owner: dict[str, Any]) -> RetinueError:
 
 
 def _failed(path: Path, cause: OSError) -> RetinueError:
-    hint = "Give this user the right to write there, or name another --data-dir."
+    hint = _remedy(cause, "See what stands there, or name another --data-dir.")
     return RetinueError("store_failed", f"The owner's lock {path} cannot be used: {_reason(cause)}.", hint)
+
+
+def _remedy(cause: OSError, other: str) -> str:
+    """Return what to do about a cause; `other` where the system names none of those that are known."""
+    return _REMEDIES.get(cause.errno or 0, other)
 
 
 def _reason(cause: OSError) -> str:

@@ -14,6 +14,7 @@ from retinue.stores import schema
 from retinue.stores.codec import StoredEvent, decode_event, decode_run, decode_session
 from retinue.stores.connection import MEMORY, Connection
 from retinue.stores.rows import Group
+from retinue.stores.samefiles import SameFiles
 
 _NUMBER_MAX: Final = 2**63 - 1
 _NO_LIMIT: Final = -1
@@ -38,6 +39,7 @@ class SQLiteStore:
         self.path: Final = str(path)
         self.read_only: str | None = None
         self._writer: Connection | None = None
+        self._files: SameFiles | None = None
         if self.path == MEMORY:
             self._reader = self._writer = Connection(MEMORY, writing=True)
             schema.migrate(self._writer)
@@ -50,6 +52,8 @@ class SQLiteStore:
         else:
             self._writer = _open_writer(self.path, version)
         self._reader = _open_reader(self.path)
+        if self._writer is not None:
+            self._files = SameFiles(self.path)
 
     def commit(self, batches: Sequence[Batch]) -> None:
         """Store the batches in order in one durable transaction.
@@ -61,6 +65,7 @@ class SQLiteStore:
             raise StoreError(self.read_only or "")
         group = Group(batches)
         writer = self._writer
+        self._require_files()
         with writer.transaction():
             group.check_continues(
                 writer.value("position") or 0,
@@ -71,6 +76,12 @@ class SQLiteStore:
             writer.many("put_run", group.runs)
             writer.many("add_blob", group.blobs)
             writer.many("add_output", group.outputs)
+        # Once more: what was committed to a file without a name is not stored, and nobody is told that it is.
+        self._require_files()
+
+    def _require_files(self) -> None:
+        if self._files is not None:
+            self._files.require()
 
     def read(self, session_id: SessionId, after: int = 0, limit: int | None = None) -> list[Event]:
         """Return a session's events with `seq` > `after`, in order."""
@@ -165,8 +176,10 @@ def open_reading(path: str | Path) -> SQLiteStore:
 
 def _version_on_disk(path: str, *, must_exist: bool) -> int:
     """Return a file's schema version without changing it, 0 for one that is empty or missing."""
-    if not must_exist and not _has_content(path):
-        return 0
+    if not _has_content(path):
+        _require_no_log(path)
+        if not must_exist:
+            return 0
     # An owner that was killed while it made the store leaves a journal, which only a writer can roll back.
     found = Connection(path, writing=not must_exist and Path(f"{path}-journal").exists())
     try:
@@ -180,6 +193,15 @@ def _has_content(path: str) -> bool:
         return Path(path).stat().st_size > 0
     except OSError:
         return False  # opening it will say why, in its own sentence
+
+
+def _require_no_log(path: str) -> None:
+    """Refuse to begin anew beside a log that holds something: SQLite would throw it away."""
+    if _has_content(f"{path}-wal"):
+        raise StoreError(
+            f"The store {path} is damaged: it is empty or missing, but its log {path}-wal is not. "
+            "Put a copy of both in their place, or move the log away to begin anew."
+        )
 
 
 def _open_writer(path: str, version: int) -> Connection:

@@ -1,6 +1,7 @@
 """Checkers of single logs: order, balanced turns and steps, answered calls, sums; they read events and nothing else."""
 
 from retinue.core.events import (
+    ContextCompacted,
     Event,
     LetterAbsorbed,
     MessageAssistant,
@@ -16,7 +17,7 @@ from retinue.core.events import (
     Usage,
 )
 from retinue.core.ids import CallId, SessionId
-from retinue.core.run import usage_of_step
+from retinue.core.run import usage_of_request
 from retinue.testing.logview import LogView, Span, at
 
 
@@ -167,8 +168,8 @@ def _sums_of(span: Span, closed: TurnClosed) -> list[str]:
     problems: list[str] = []
     for event in span.events:
         fact = event.fact
-        if isinstance(fact, StepClosed):
-            own = own.plus(usage_of_step(fact))
+        if isinstance(fact, StepClosed | ContextCompacted):
+            own = own.plus(usage_of_request(fact))
             if fact.run_id != span.opened.run_id:
                 problems.append(at(event, f"the step names run {fact.run_id}, its turn is {span.opened.run_id}"))
         if isinstance(fact, RunSettled) and fact.root_run_id == span.opened.root_run_id:

@@ -16,8 +16,8 @@ from retinue.ports import (
     FinishCall,
     Model,
     ModelRequest,
+    Piece,
     RequestMessage,
-    Reset,
     ToolContext,
     ToolResult,
     ToolSchema,
@@ -158,7 +158,7 @@ class RecordingModel:
         """The requests alone."""
         return [seen.request for seen in self.seen]
 
-    def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Piece]:
         """Record the request and pass it on."""
         position = self._position() if self._position is not None else None
         self.seen.append(Seen(request=request, position=position))
@@ -172,9 +172,14 @@ class RecordingModel:
 class OneModel:
     """The `Models` port with one model behind every name."""
 
-    def __init__(self, model: Model) -> None:
-        """Answer with `model` always."""
+    def __init__(self, model: Model, room_tokens: int = 1_000_000) -> None:
+        """Answer with `model` always; it holds `room_tokens`."""
         self._model = model
+        self._room_tokens = room_tokens
+
+    def room_tokens(self, name: str) -> int:  # noqa: ARG002 - the port's parameter; every name holds the same
+        """Return the same for every name."""
+        return self._room_tokens
 
     def find(self, name: str) -> tuple[Model, str]:
         """Return the model, and the name without its connection."""
@@ -210,7 +215,7 @@ class WorldModel:
         self._delay_max_s = delay_max_s
         self._arguments: Mapping[str, Mapping[str, Any]] = {} if arguments is None else arguments
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece]:
         """Yield the answer in pieces, in virtual time."""
         rng = random.Random(f"{self._seed}/{request.session_id}/{request.number}")
         await self._clock.sleep(rng.random() * self._delay_max_s)

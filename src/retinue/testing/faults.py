@@ -21,7 +21,7 @@ from retinue.ports import (
     Model,
     ModelRequest,
     Page,
-    Reset,
+    Piece,
     RunFilter,
     SeqConflict,
     Store,
@@ -208,7 +208,7 @@ class FaultyModel:
         self._choose = choose
         self._clock = clock
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         """Yield what the inner model says, or the fault."""
         fault = self._choose(request)
         if fault is not None:
@@ -221,12 +221,12 @@ class FaultyModel:
         """Close the inner model."""
         await self._inner.aclose()
 
-    def _source(self, fault: Fault | None, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    def _source(self, fault: Fault | None, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         if fault is None:
             return self._inner.stream(request)
         if fault in INSTEAD:
             return _only(INSTEAD[fault])
-        sources: dict[Fault, Callable[[ModelRequest], AsyncGenerator[Delta | Reset | Finish, None]]] = {
+        sources: dict[Fault, Callable[[ModelRequest], AsyncGenerator[Piece, None]]] = {
             "error_after": self._error_after,
             "hang": self._hang,
             "slow_stop": self._slow_stop,
@@ -235,7 +235,7 @@ class FaultyModel:
         }
         return sources[fault](request)
 
-    async def _error_after(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    async def _error_after(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         text = "half a"
         async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
@@ -245,11 +245,11 @@ class FaultyModel:
         yield Delta(kind="text", text=text)
         yield Finish(reason="error", text=text, error="The provider failed in mid-answer.", status=500)
 
-    async def _hang(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    async def _hang(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         yield Delta(kind="text", text=f"thinking about {request.number}")
         await _forever()
 
-    async def _slow_stop(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    async def _slow_stop(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         text = f"still at {request.number}"
         yield Delta(kind="text", text=text)
         try:
@@ -258,12 +258,12 @@ class FaultyModel:
             await self._clock.sleep(SLOW_STOP_S)
         yield Finish(reason="incomplete", text=text, error="The stream stopped without a finish.")
 
-    async def _no_usage(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    async def _no_usage(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
                 yield msgspec.structs.replace(piece, usage=None) if isinstance(piece, Finish) else piece
 
-    async def _reset(self, request: ModelRequest) -> AsyncGenerator[Delta | Reset | Finish, None]:
+    async def _reset(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         texts: list[str] = []
         async with aclosing(self._inner.stream(request)) as pieces:
             async for piece in pieces:
@@ -288,7 +288,7 @@ INSTEAD: Final[dict[Fault, Finish]] = {
 """Faults that are one finish instead of the model's answer; none reports usage."""
 
 
-async def _only(finish: Finish) -> AsyncGenerator[Delta | Reset | Finish, None]:
+async def _only(finish: Finish) -> AsyncGenerator[Piece, None]:
     if finish.text:
         yield Delta(kind="text", text=finish.text)
     yield finish

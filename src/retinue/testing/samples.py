@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from retinue.core.events import (
     AnyFact,
+    ContextCompacted,
     Event,
     LetterAbsorbed,
     LetterQueued,
@@ -168,6 +169,7 @@ def every_fact() -> tuple[AnyFact, ...]:
             waking=False,
         ),
         LetterAbsorbed(letter_id=LetterId("l_1"), turn=turn, step=step, run_id=run_id),
+        ContextCompacted(up_to_seq=Seq(9), text="# Notes", kept=2, usage=Usage(input=9, total=9), run_id=RunId("r_1")),
         Warned(code="leftover", text=HARD_TEXT),
     )
 

@@ -11,6 +11,7 @@ from retinue.core.events import (
     LetterQueued,
     MessageAssistant,
     StepClosed,
+    StepOpened,
     StoredOutput,
     ToolFinished,
     TurnClosed,
@@ -19,7 +20,7 @@ from retinue.core.events import (
 )
 from retinue.core.ids import CallId, Digest, LetterId, OutputId, RunId, SessionId
 from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES, QUIET_REASONS, result_letter
-from retinue.core.run import Run
+from retinue.core.run import Run, usage_of_request
 from retinue.core.session import Session, Turn
 from retinue.core.state import State
 from retinue.core.text import fit_bytes
@@ -35,13 +36,18 @@ class Stamp(Value):
 
 
 class Ending(Value):
-    """How a body ended; `streamed` is the text of a request that was cut off, `final` skips the last look around."""
+    """How a body ended; `final` skips the last look around.
+
+    Of a request that was cut off: the text and reasoning it had streamed, what was reported of its usage, its retries.
+    """
 
     status: EndStatus
     reason: str
     detail: str
     streamed: str = ""
     reasoning: str = ""
+    usage: Usage | None = None
+    retries: int = 0
     final: bool = False
 
 
@@ -141,8 +147,8 @@ def close_turn(session: Session, turn: Turn, ending: Ending) -> Closing:
     tree = turn.usage.plus(turn.children_usage)
     usage = turn.usage
     if turn.step_open is not None:
-        lost = Usage(requests=1, unreported=1)
-        usage, tree = usage.plus(lost), tree.plus(lost)
+        cut_off = usage_of_request(_closed_step(turn, turn.step_open, ending))
+        usage, tree = usage.plus(cut_off), tree.plus(cut_off)
     fact = TurnClosed(
         turn=turn.opened.turn,
         root_run_id=turn.opened.root_run_id,
@@ -174,8 +180,17 @@ def _close_step(session: Session, turn: Turn, ending: Ending) -> list[Draft]:
             complete=False,
         )
         drafts.append(_draft(session, said))
-    closed = StepClosed(turn=number, step=step, usage=None, run_id=turn.opened.run_id)
-    return [*drafts, _draft(session, closed)]
+    return [*drafts, _draft(session, _closed_step(turn, turn.step_open, ending))]
+
+
+def _closed_step(turn: Turn, opened: StepOpened, ending: Ending) -> StepClosed:
+    return StepClosed(
+        turn=opened.turn,
+        step=opened.step,
+        usage=ending.usage,
+        retries=ending.retries,
+        run_id=turn.opened.run_id,
+    )
 
 
 def _draft(session: Session, fact: MessageAssistant | StepClosed | ToolFinished | TurnClosed | LetterQueued) -> Draft:
