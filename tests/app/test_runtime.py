@@ -181,6 +181,14 @@ class OnFullDisk(retinue.Runtime):
 
 
 def test_B07_what_a_child_and_a_turn_had_said_is_returned_unstored(tmp_path: Path) -> None:
+    holding = asyncio.Event()
+
+    @retinue.tool
+    async def hold() -> str:
+        """Wait for ever."""
+        holding.set()
+        return await asyncio.get_running_loop().create_future()
+
     @retinue.tool
     async def fill() -> str:
         """Fill the disk."""
@@ -189,28 +197,25 @@ def test_B07_what_a_child_and_a_turn_had_said_is_returned_unstored(tmp_path: Pat
 
     script = ScriptedModel(
         [
-            {"agent": "parent", "text": "I look.", "tool_calls": [{"name": "fill", "arguments": {}}], "delay_ms": 100},
-            {"agent": "child", "text": "half an ans"},
+            {"agent": "parent", "text": "I look.", "tool_calls": [{"name": "hold", "arguments": {}}]},
             {"agent": "child", "text": "the answer", "tool_calls": [{"name": "fill", "arguments": {}}]},
         ]
     )
     settings = retinue.read_settings(tmp_path / "data", model="custom")
 
     async def main() -> tuple[retinue.Run, retinue.TurnResult]:
-        async with OnFullDisk(settings, [fill], {"custom": script}) as runtime:
+        async with OnFullDisk(settings, [hold, fill], {"custom": script}) as runtime:
             root = await runtime.create_session(cwd=tmp_path)
-            child = await runtime.subagents.start("spawn", parent=root, prompt="look")
-            await child.result
             turn = root.prompt("go")
-            other = await runtime.subagents.start("spawn", parent=root, prompt="look again")
-            return await other.result, await turn.result
+            await holding.wait()
+            child = await runtime.subagents.start("spawn", parent=root, prompt="look")
+            return await child.result, await turn.result
 
     try:
         run, result = asyncio.run(main())
     finally:
         FullDisk.full = False
     assert (result.status, result.reason, result.stored) == ("failed", "store_failed", False)
-    assert result.partial == "I look."
-    if run.reason == "store_failed":
-        assert run.to_dict()["stored"] is False
-    assert run.partial or run.output
+    assert (result.text, result.partial) == (None, "I look.")
+    assert (run.status, run.reason, run.partial) == ("failed", "store_failed", "the answer")
+    assert run.to_dict()["stored"] is False

@@ -150,6 +150,8 @@ class Supervisor:
             session = self._journal.state.sessions.get(work.session_id)
             turn = None if session is None else session.turn
             work.said = work.text or ("" if turn is None else turn.last_text)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must leave no parent, wait or letter hanging
+            await self._close_after_fault(work, error)
         finally:
             for timer in work.timers:
                 timer.cancel()
@@ -168,6 +170,15 @@ class Supervisor:
             if decision.value is not AGAIN:
                 work.closed = decision.value
                 return
+
+    async def _close_after_fault(self, work: Work, error: Exception) -> None:
+        detail = f"A fault of the runtime: {type(error).__name__}: {error}"
+        ending = Ending(status="failed", reason="internal", detail=detail, final=True)
+        try:
+            await self._end_children(work, ending)
+            work.closed = (await self._close(work, ending)).value
+        except RetinueError as failed:
+            work.error = failed
 
     async def _run_body(self, work: Work) -> Ending:
         if work.stop is not None:
