@@ -8,7 +8,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import platformdirs
@@ -18,12 +18,14 @@ from retinue.runtime.kernel import TOOL_TIMEOUT_S
 
 DATA_DIR: Final = ".retinue"
 CONFIG: Final = "config.toml"
+TOOL_TIMEOUT_MAX_S: Final = 31_536_000
+"""Seconds of a year: more is a typing error."""
 
 
 class ToolSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`[tools]`: `timeout_s` bounds each call; `"none"` is no bound."""
 
-    timeout_s: float | Literal["none"] = TOOL_TIMEOUT_S
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=TOOL_TIMEOUT_MAX_S)] | Literal["none"] = TOOL_TIMEOUT_S
 
 
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -58,7 +58,15 @@ def log(folder: Path) -> list[Any]:
     return [event.fact for event in events]
 
 
-@pytest.mark.parametrize("tool", [cancelled_inside, quits, quits_in_a_thread], ids=lambda made: made.schema.name)
+@retinue.tool
+async def quits_in_a_group() -> str:
+    """End the process from a task group."""
+    raise BaseExceptionGroup("a group", [SystemExit(3)])
+
+
+@pytest.mark.parametrize(
+    "tool", [cancelled_inside, quits, quits_in_a_thread, quits_in_a_group], ids=lambda made: made.schema.name
+)
 def test_a_tool_that_ends_oddly_harms_its_own_call_only(tool: Any, tmp_path: Path) -> None:
     async def act(runtime: retinue.Runtime) -> retinue.TurnResult:
         root = await runtime.create_session(cwd=tmp_path)

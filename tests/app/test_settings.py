@@ -43,6 +43,10 @@ def test_no_bound_on_a_tool_call_is_written_none(tmp_path: Path) -> None:
         ("[hooks]\nstop = 'x'", "unsupported", "hooks"),
         ("[mcp.db]\ncommand = 'x'", "unsupported", "mcp"),
         ("[tools]\ntimeuot_s = 5", "invalid", "timeuot_s"),
+        ("[tools]\ntimeout_s = -1", "invalid", "timeout_s"),
+        ("[tools]\ntimeout_s = 0", "invalid", "timeout_s"),
+        ("[tools]\ntimeout_s = nan", "invalid", "timeout_s"),
+        ("[tools]\ntimeout_s = inf", "invalid", "timeout_s"),
         ("model = [", "invalid", CONFIG),
     ],
 )

@@ -118,7 +118,7 @@ def test_what_the_notes_cost_is_counted_for_the_run() -> None:
 
 def test_without_notes_the_oldest_part_is_dropped_and_says_so() -> None:
     events = play(Reader(notes=False))
-    assert "was dropped" in compactions(events)[0].text
+    assert all(fact.text.count("was dropped") == 1 for fact in compactions(events))
     assert "read all pages" in compactions(events)[0].text
 
 

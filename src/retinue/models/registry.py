@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -40,7 +40,7 @@ class Connection(Value, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     concurrency: int | None = None
-    context_tokens: int | None = None
+    context_tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None
     connect_timeout_s: float | None = None
     first_chunk_timeout_s: float | None = None
     idle_timeout_s: float | None = None

@@ -104,4 +104,6 @@ def size_bytes(message: RequestMessage) -> int:
 
 def _dropped(older: Sequence[RequestMessage]) -> str:
     first = next((message.text for message in older if isinstance(message, UserText)), "")
+    if first.startswith(HEADING):
+        return first.removeprefix(HEADING).strip()  # notes on what came before are kept, not quoted once more
     return f"{DROPPED}\n\n{fit_chars(first, QUOTE_MAX_CHARS)[0]}"

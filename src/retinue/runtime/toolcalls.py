@@ -221,6 +221,11 @@ async def _run(ready: Prepared, context: CallContext) -> ToolResult:
         if type(error) is not SystemExit:
             raise
         return _failed(ready, f"it tried to end the process with {error.code!r}")
+    except BaseExceptionGroup as errors:
+        told = asyncio.current_task()
+        if told is not None and told.cancelling():
+            raise
+        return _failed(ready, f"{errors.message}: {'; '.join(repr(error) for error in errors.exceptions)}")
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; it harms its own call only
         return _failed(ready, f"{type(error).__name__}: {error}")
 
