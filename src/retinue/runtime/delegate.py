@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from retinue.core.decide.runs import Spawn
+from retinue.core.decide.runs import Spawn, require_depth
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delivery, Rights, RunSpec, SessionOpened, Snapshot
 from retinue.core.ids import CallId, RunId, SessionId
@@ -207,14 +207,8 @@ def _require_positive(request: SpawnRequest) -> None:
 
 def _require_depth(header: SessionOpened, asked: int | None) -> None:
     """The same refusal the decision makes, before anything is read for the child."""
-    depth = header.depth + 1
     for cap in (header.rights.max_depth, asked):
-        if cap is not None and depth > cap:
-            raise RetinueError(
-                "depth_exceeded",
-                f"A child of this session would have depth {depth}; the cap is {cap}.",
-                "Do the task yourself, without a child.",
-            )
+        require_depth(header.depth + 1, cap)
 
 
 def _task(request: SpawnRequest) -> str:

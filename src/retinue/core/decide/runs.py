@@ -115,7 +115,7 @@ class WantSlot(Value):
 def decide_spawn(state: State, command: Spawn) -> Decision:
     """Accept a child and start it when a slot is free; refuse it over a cap or too deep."""
     parent = open_session(state, command.parent_id)
-    _require_depth(parent, command.spec)
+    require_depth(parent.header.depth + 1, command.spec.rights.max_depth)
     _require_created_caps(state, parent, command)
     run = run_as_queued(_queued_fact(state, parent, command))
     plan = Plan(state.book, state.caps)
@@ -132,8 +132,8 @@ def decide_spawn(state: State, command: Spawn) -> Decision:
     return Decision(drafts=(queued, *drafts), effects=tuple(effects), blobs=command.blobs, value=value)
 
 
-def _require_depth(parent: Session, spec: RunSpec) -> None:
-    depth, cap = parent.header.depth + 1, spec.rights.max_depth
+def require_depth(depth: int, cap: int | None) -> None:
+    """Refuse a child that would be deeper than its cap, with both numbers (`depth_exceeded`)."""
     if cap is not None and depth > cap:
         raise RetinueError(
             "depth_exceeded",
