@@ -18,7 +18,7 @@ import msgspec
 from retinue.core import errors, events, policy
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"(<!-- generated: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(?P<head><!-- generated: (?P<name>\w+)(?P<of>[\w. ]*) -->\n).*?(?P<tail><!-- end -->)", re.DOTALL)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -106,6 +106,12 @@ def policy_blocks() -> str:
     return _table(("switch", "meaning", "values", *policy.NAMES, "acted on"), rows)
 
 
+def switch_blocks(*keys: str) -> str:
+    """The values of some switches under the five policies; of all of them where none is named."""
+    rows = [(f"`{name}`", *(policy.show(value) for value in policy.KEYS[name].columns)) for name in keys or policy.KEYS]
+    return _table(("switch", *policy.NAMES), rows)
+
+
 def _source(thing: Any) -> list[ast.stmt]:
     """Return the definition of a class or function as it is written, so that every Python shows it alike."""
     return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body
@@ -184,18 +190,23 @@ def command_blocks() -> str:
     return "\n\n".join(parts)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
+BLOCKS: dict[str, Callable[..., str]] = {
     "events": event_blocks,
     "errors": error_blocks,
     "policy": policy_blocks,
+    "switches": switch_blocks,
     "python": python_blocks,
     "commands": command_blocks,
 }
 
 
 def render(page: str) -> str:
-    """Return a page with its generated blocks made anew; an unknown block raises `KeyError`."""
-    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found['name']]()}\n{found[3]}", page)
+    """Return a page with its generated blocks made anew; an unknown block or switch raises `KeyError`."""
+    return BLOCK.sub(lambda found: f"{found['head']}{_made(found)}\n{found['tail']}", page)
+
+
+def _made(found: re.Match[str]) -> str:
+    return BLOCKS[found["name"]](*found["of"].split())
 
 
 def pages(root: Path) -> list[Path]:

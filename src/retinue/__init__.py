@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from retinue.core.run import Run
     from retinue.core.session import SessionRow
     from retinue.ports import Delta, Finish, FinishCall, Model, ModelRequest, Tool, ToolContext, ToolResult, ToolSchema
-    from retinue.runtime.handles import Child, Session, Subagents, Turn, TurnResult
+    from retinue.runtime.handles import Child, Kid, Session, Subagents, Turn, TurnResult
     from retinue.settings import Settings, read_settings
     from retinue.tools.custom import tool
 
@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "Finish",
     "FinishCall",
+    "Kid",
     "Model",
     "ModelRequest",
     "Policy",
@@ -64,7 +65,7 @@ _NAMES: Final = {
         "ToolResult",
         "ToolSchema",
     ),
-    "retinue.runtime.handles": ("Child", "Session", "Subagents", "Turn", "TurnResult"),
+    "retinue.runtime.handles": ("Child", "Kid", "Session", "Subagents", "Turn", "TurnResult"),
     "retinue.tools.custom": ("tool",),
 }
 _HOME: Final = {name: module for module, names in _NAMES.items() for name in names}

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from secrets import token_bytes
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -258,8 +258,46 @@ class Runtime:
 
     async def runs(self, session: Session | str, *, descendants: bool = False) -> list[Run]:
         """Return the runs below a session, in the order they were created."""
-        session_id = session.session_id if isinstance(session, Session) else SessionId(session)
-        return await self.kernel.scheduler.children(session_id, descendants=descendants)
+        return await self.kernel.scheduler.children(_id_of(session), descendants=descendants)
+
+    async def wait(
+        self, ids: Sequence[str], *, mode: Literal["all", "any"] = "all", timeout_s: float = 30.0
+    ) -> list[Run]:
+        """Wait until all (or any) of the runs are delivered, at most `timeout_s` seconds, and return them as they are.
+
+        An id is `r_…`, or `s_…` for that session's latest run. Expiry stops nobody. Raises `not_found`.
+        """
+        scheduler = self.kernel.scheduler
+        run_ids = [await scheduler.resolve(name, None) for name in ids]
+        return (await scheduler.wait(run_ids, mode, timeout_s)).runs
+
+    async def rests(self, session: Session | str) -> None:
+        """Return once nothing of a session's tree works, waits for a slot, or is about to start; parked runs aside."""
+        await self.kernel.tree_rests(_id_of(session))
+
+    @property
+    def switch_on(self) -> bool:
+        """Whether the master switch is on; off, nothing is delegated."""
+        return self.kernel.switch_on
+
+    async def set_switch(self, on: bool) -> None:  # noqa: FBT001 - the switch itself
+        """Set the master switch, for good; off returns once every child that was queued or worked has ended."""
+        await self.kernel.set_switch(on)
+
+    async def set_policy(self, session: Session | str, changes: Mapping[str, Any]) -> Policy:
+        """Set switches of a root session's policy while it lives, and return the policy that holds then.
+
+        Raises `not_found`, `invalid`, `unsupported`.
+        """
+        return await self.kernel.change_policy(_id_of(session), changes, in_code=True)
+
+    async def delete(self, session: Session | str) -> tuple[SessionId, ...]:
+        """Delete a session with everything below it, each stopped before, and return their ids, children first."""
+        return await self.kernel.delete(_id_of(session))
+
+
+def _id_of(session: Session | str) -> SessionId:
+    return session.session_id if isinstance(session, Session) else SessionId(session)
 
 
 def _as_tools(item: Tool | Callable[..., Any] | str) -> tuple[Tool, ...]:

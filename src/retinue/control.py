@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
-from retinue.core.errors import RetinueError
-from retinue.core.ids import RunId
+from retinue.core.errors import RetinueError, not_found
+from retinue.core.ids import RunId, SessionId
+from retinue.core.policy import Policy
 from retinue.runtime.kernel import Kernel
 from retinue.tools.agents import wait_row
 
@@ -26,6 +27,10 @@ PATH_MAX_BYTES: Final = 100
 """Bytes of a socket's path that every system takes (Linux 108, macOS 104)."""
 WAIT_MAX_S: Final = 3600.0
 CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_MAX_S: Final = 1.5
+"""Seconds that an owner which ends gives what it was asked to do: deleting its own session ends it, for one."""
+UNHURRIED: Final = frozenset({"runs.wait"})
+"""Methods that an owner which ends does not finish."""
 
 Method = Callable[[Kernel, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -67,10 +72,83 @@ async def run_output(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
+async def message_run(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Say something to a child in its parent's name; the body is the Run that takes it (SHAPES, HTTP bodies)."""
+    name, text = str(ask.get("id", "")), str(ask.get("text", ""))
+    sent = await kernel.letters.send(name, text, sender=None)
+    run = sent.run
+    if run is None:
+        # A turn that is open takes it at its next boundary, or it lies there: no run of its own.
+        run = await kernel.scheduler.run(await kernel.scheduler.resolve(name, None))
+    return run.to_dict()
+
+
+async def interrupt_run(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Stop what a child does now; the body is that of `interrupt_agent`, after its run has ended."""
+    run, note = await kernel.scheduler.interrupt(str(ask.get("id", "")), None)
+    return {"run_id": run.run_id, "status": run.status, "reason": run.reason, "note": note}
+
+
+async def delete_session(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Delete a session and everything below it; the body names what is gone, children first."""
+    return {"deleted": list(await kernel.delete(SessionId(str(ask.get("id", "")))))}
+
+
+async def get_switch(kernel: Kernel, _ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether delegation is on."""
+    return {"on": kernel.switch_on}
+
+
+async def set_switch(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the master switch; it returns once what `off` stops has ended."""
+    on = ask.get("on")
+    if not isinstance(on, bool):
+        raise RetinueError("invalid", "The switch takes true or false as 'on'.", "")
+    await kernel.set_switch(on)
+    return {"on": kernel.switch_on}
+
+
+async def get_policy(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policy that holds for a session's tree: its name, what is set on top, every value."""
+    root_id = await root_of(kernel, str(ask.get("session", "")))
+    await kernel.load(root_id)
+    return _policy_body(kernel.journal.state.policy(root_id))
+
+
+async def set_policy(kernel: Kernel, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Set switches of a tree's policy while it lives; the body is that of `policy.get`."""
+    try:
+        changes = msgspec.convert(ask.get("set"), dict[str, Any])
+    except msgspec.ValidationError as error:
+        hint = "As in {'caps.running.root': 2}."
+        raise RetinueError("invalid", f"What to set is no object: {error}.", hint) from error
+    return _policy_body(await kernel.change_policy(await root_of(kernel, str(ask.get("session", ""))), changes))
+
+
+async def root_of(kernel: Kernel, session_id: str) -> SessionId:
+    """Return the root of the tree that a session is in; `not_found` for an unknown one."""
+    await kernel.journal.flushed()
+    row = await kernel.record.session(SessionId(session_id))
+    if row is None:
+        raise not_found("session", session_id)
+    return row.header.root_id
+
+
+def _policy_body(policy: Policy) -> dict[str, Any]:
+    return {**policy.to_dict(), "values": policy.values()}
+
+
 METHODS: Final[dict[str, Method]] = {
     "runs.cancel": cancel_run,
+    "runs.interrupt": interrupt_run,
+    "runs.message": message_run,
     "runs.wait": wait_runs,
     "runs.output": run_output,
+    "sessions.delete": delete_session,
+    "switch.get": get_switch,
+    "switch.set": set_switch,
+    "policy.get": get_policy,
+    "policy.set": set_policy,
 }
 
 
@@ -87,7 +165,9 @@ class ControlServer:
             path = self._folder / "control.sock"
         self.path: Final = path
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.Task[Any], None] = {}
+        # Each conversation, and the method that it is answering.
+        self._open: dict[asyncio.Task[Any], str | None] = {}
+        self._stopping = False
 
     async def start(self) -> None:
         """Listen; a socket file that a dead owner left is replaced."""
@@ -97,10 +177,14 @@ class ControlServer:
         self.path.chmod(0o600)
 
     async def stop(self) -> None:
-        """Stop listening, end the conversations under way, remove the socket."""
+        """Stop listening, finish what was asked for where that takes no time, remove the socket."""
         if self._server is None:
             return
+        self._stopping = True
         self._server.close()
+        busy = [task for task, method in self._open.items() if method is not None and method not in UNHURRIED]
+        if busy:
+            await asyncio.wait(busy, timeout=ANSWER_MAX_S)
         for task in list(self._open):
             task.cancel()
         if self._open:
@@ -111,24 +195,25 @@ class ControlServer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._open[task] = None
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._open[task] = None
         try:
-            while line := await reader.readline():
-                writer.write(await self._answer(line) + b"\n")
+            while not self._stopping and (line := await reader.readline()):
+                writer.write(await self._answer(line, task) + b"\n")
                 await writer.drain()
+                self._open[task] = None
         except (ConnectionError, ValueError, asyncio.CancelledError):
             # The client left, sent an endless line, or we are stopping: nothing of the runtime depends on it.
             pass
         finally:
             writer.close()
-            if task is not None:
-                self._open.pop(task, None)
+            self._open.pop(task, None)
 
-    async def _answer(self, line: bytes) -> bytes:
+    async def _answer(self, line: bytes, task: "asyncio.Task[Any]") -> bytes:
         try:
-            body = {"result": await self._call(line)}
+            ask = msgspec.json.decode(line, type=dict[str, Any])
+            self._open[task] = str(ask.get("method"))
+            body = {"result": await self._call(ask)}
         except RetinueError as refusal:
             body = {"error": refusal.to_dict()}
         except Exception as error:  # noqa: BLE001 - a broken request must not take the owner down
@@ -136,8 +221,7 @@ class ControlServer:
             body = {"error": refusal.to_dict()}
         return msgspec.json.encode(body)
 
-    async def _call(self, line: bytes) -> dict[str, Any]:
-        ask = msgspec.json.decode(line, type=dict[str, Any])
+    async def _call(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         method = METHODS.get(str(ask.get("method")))
         if method is None:
             detail = f"There is no method {ask.get('method')!r}."

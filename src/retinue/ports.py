@@ -5,16 +5,17 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from retinue.core.context import AssistantText, RequestCall, RequestMessage, ToolText, UserText
+from retinue.core.decide.base import Deletion
 from retinue.core.events import Event, StoredOutput, Usage, Value
 from retinue.core.ids import CallId, Digest, OutputId, Position, RunId, SessionId, StepNo, TurnNo
+from retinue.core.messages import AssistantText, RequestCall, RequestMessage, ToolText, UserText
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["AssistantText", "RequestCall", "RequestMessage", "ToolText", "UserText"]
+__all__ = ["AssistantText", "Deletion", "RequestCall", "RequestMessage", "ToolText", "UserText"]
 """Re-exported: a model adapter needs only this module."""
 
 FinishReason = Literal["stop", "tool_calls", "length", "refusal", "error", "incomplete"]
@@ -129,12 +130,13 @@ class Models(Protocol):
 
 
 class ToolResult(Value):
-    """What a tool call leaves. `run_id` names the run whose settlement this text carries home."""
+    """What a tool call leaves. `run_id` and `collected` name the runs whose settlements this text carries home."""
 
     text: str
     outcome: Literal["ok", "error", "refused"] = "ok"
     code: str | None = None
     run_id: RunId | None = None
+    collected: tuple[RunId, ...] = ()
 
 
 class ToolContext(Protocol):
@@ -179,8 +181,12 @@ class Tool(Protocol):
         ...
 
     @property
-    def group(self) -> Literal["read", "agents", "custom"]:
-        """`read` tools are in every profile; `agents` as `rights.delegating_profiles` says; `custom` in `build`."""
+    def group(self) -> Literal["read", "agents", "report", "custom"]:
+        """Who gets it.
+
+        `read` tools are in every profile; `agents` as `rights.delegating_profiles` says; `report` in every child
+        where `life.report` says so; `custom` in `build`.
+        """
         ...
 
     async def call(self, context: ToolContext, arguments: Mapping[str, Any]) -> ToolResult:
@@ -189,13 +195,18 @@ class Tool(Protocol):
 
 
 class Batch(Value):
-    """One decision's facts with the rows and blobs that go with them; committed whole or not at all."""
+    """One decision's facts with the rows and blobs that go with them; committed whole or not at all.
+
+    `switch` sets the master switch, null leaves it. `deleted` is done last: it also takes what this batch stores.
+    """
 
     events: tuple[Event, ...]
     runs: tuple[Run, ...] = ()
     sessions: tuple[SessionRow, ...] = ()
     blobs: tuple[tuple[Digest, bytes], ...] = ()
     outputs: tuple[StoredOutput, ...] = ()
+    switch: bool | None = None
+    deleted: Deletion | None = None
 
 
 class Page(Value):
@@ -219,7 +230,7 @@ class StoreError(Exception):
 
 
 class SeqConflict(StoreError):
-    """A batch's sequence numbers do not continue the stored log; nothing of the commit was stored."""
+    """A batch does not continue the stored log, or belongs to a deleted session; nothing of the commit was stored."""
 
 
 class Store(Protocol):
@@ -238,7 +249,11 @@ class Store(Protocol):
         ...
 
     def position(self) -> Position:
-        """Return the last position stored, 0 for an empty store."""
+        """Return the highest position ever stored, 0 for a new store; deleting events does not lower it."""
+        ...
+
+    def switch(self) -> bool:
+        """Return whether the master switch is on; it is in a new store."""
         ...
 
     def last_seq(self, session_id: SessionId) -> int:
@@ -252,15 +267,19 @@ class Store(Protocol):
     def sessions(
         self, page: Page, *, roots_only: bool = True, open_only: bool = False
     ) -> tuple[list[SessionRow], str | None]:
-        """Return rows, newest first, and the cursor of the next page."""
+        """Return rows, newest first, and the cursor of the next page; a damaged row is left out."""
         ...
 
     def run(self, run_id: RunId) -> Run | None:
-        """Return one run."""
+        """Return one run; raise `StoreError` when its row is damaged."""
         ...
 
     def runs(self, where: RunFilter, page: Page) -> tuple[list[Run], str | None]:
-        """Return runs in the order they were created, and the cursor of the next page."""
+        """Return runs in the order they were created, and the cursor of the next page.
+
+        A damaged row is a run named `(damaged)` that failed with reason `internal`; `open_only` goes by what the row
+        was before.
+        """
         ...
 
     def blob(self, digest: Digest) -> bytes | None:

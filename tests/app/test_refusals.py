@@ -15,8 +15,9 @@ from retinue.runtime.kernel import PROMPT_MAX_CHARS as TURN_PROMPT_MAX_CHARS
 SPAWNS: list[tuple[dict[str, Any], str]] = [
     ({"access": "write"}, "unsupported"),
     ({"paths": ["a.txt"]}, "unsupported"),
-    ({"output_schema": {"type": "object"}}, "unsupported"),
-    ({"context": {"mode": "fork"}}, "unsupported"),
+    ({"output_schema": {"type": "no such type"}}, "invalid"),
+    ({"context": {"mode": "summary"}}, "unsupported"),
+    ({"continuable": True}, "invalid"),
     ({"prompt": "  "}, "invalid"),
     ({"prompt": "x" * (PROMPT_MAX_CHARS + 1)}, "invalid"),
     ({"max_steps": 0}, "invalid"),
@@ -34,14 +35,13 @@ SPAWNS: list[tuple[dict[str, Any], str]] = [
 SESSIONS: list[tuple[dict[str, Any], str]] = [
     ({"profile": "boss"}, "invalid"),
     ({"approval": "never"}, "invalid"),
-    ({"policy": "courier"}, "unsupported"),
     ({"policy": "nobody"}, "invalid"),
     ({"tools": ["no_such_tool"]}, "unknown_tool"),
     ({"model": "nobody:x"}, "unknown_model"),
     ({"agent": "nobody"}, "unknown_agent"),
     ({"set": {"caps.created.root_run": 3}}, "invalid"),
     ({"set": {"no.switch": 3}}, "invalid"),
-    ({"set": {"result.delivery": "pull"}}, "unsupported"),
+    ({"set": {"rights.default_access": "inherit"}}, "unsupported"),
 ]
 
 
@@ -128,7 +128,7 @@ def test_turns_that_cannot_be_are_refused(tmp_path: Path) -> None:
             (await refusal(runtime.session("s_nobody"))).code,
             (await refusal(runtime.session_row("s_nobody"))).code,
             (await refusal(runtime.run("r_nobody"))).code,
-            (await refusal(runtime.subagents.start("fork", parent=root, prompt="x"))).code,  # pyright: ignore[reportArgumentType] - that is the point
+            (await refusal(runtime.subagents.start("teleport", parent=root, prompt="x"))).code,
         ]
 
     assert held(tmp_path, act) == [

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from retinue.core.events import Event
 from retinue.core.ids import Position, SessionId
 from retinue.core.run import Run
 from retinue.ports import Batch, Page, RunFilter
+from retinue.stores.rows import Group
 from retinue.stores.sqlite import SQLiteStore
-from retinue.testing import contracts
+from retinue.testing import contracts, deletions
 from retinue.testing.contracts import Check, store_contract
 
 
@@ -81,6 +83,56 @@ class CachesThePosition(SQLiteStore):
         return self._seen
 
 
+class RemembersNoDeletion(SQLiteStore):
+    def commit(self, batches) -> None:
+        super().commit(batches)
+        assert self._writer is not None
+        self._writer.script("DELETE FROM deleted")
+
+
+class TakesPositionsBack(SQLiteStore):
+    def commit(self, batches) -> None:
+        super().commit(batches)
+        assert self._writer is not None
+        self._writer.script("DELETE FROM meta WHERE key = 'position'")
+
+
+class DeletesWhenTheCommitEnds(SQLiteStore):
+    def commit(self, batches) -> None:
+        deletions = [Batch(events=(), deleted=batch.deleted) for batch in batches if batch.deleted is not None]
+        super().commit([*(msgspec.structs.replace(batch, deleted=None) for batch in batches), *deletions])
+
+
+class DeletesApart(SQLiteStore):
+    def commit(self, batches) -> None:
+        for batch in batches:
+            if batch.deleted is not None:
+                super().commit([Batch(events=(), deleted=batch.deleted)])
+        super().commit([msgspec.structs.replace(batch, deleted=None) for batch in batches])
+
+
+class KeepsEveryRun(SQLiteStore):
+    def commit(self, batches) -> None:
+        deletions = [batch.deleted for batch in batches if batch.deleted is not None]
+        gone = {session_id for deletion in deletions for session_id in deletion.session_ids}
+        kept = [row for row in self.runs(RunFilter(), Page())[0] if row.parent_id in gone]
+        super().commit(batches)
+        assert self._writer is not None
+        self._writer.many("put_run", Group([Batch(events=(), runs=tuple(kept))]).runs)
+
+
+class SwitchesInMemory(SQLiteStore):
+    _on = True
+
+    def commit(self, batches) -> None:
+        for batch in batches:
+            self._on = self._on if batch.switch is None else batch.switch
+        super().commit(batches)
+
+    def switch(self) -> bool:
+        return self._on
+
+
 def _keys(run: Run) -> dict:
     return {name: getattr(run, name) for name in run.__struct_fields__}
 
@@ -95,6 +147,15 @@ def _keys(run: Run) -> dict:
         (PagesByOffset, contracts.sessions_are_listed_newest_first),
         (CountsParkedRuns, contracts.queued_runs_know_their_place),
         (CachesThePosition, contracts.everything_is_there_after_reopening),
+        (RemembersNoDeletion, deletions.nothing_late_recreates_a_deleted_session),
+        (RemembersNoDeletion, deletions.a_deletion_survives_reopening),
+        (TakesPositionsBack, deletions.the_position_never_falls_back),
+        (TakesPositionsBack, deletions.a_deletion_survives_reopening),
+        (DeletesWhenTheCommitEnds, deletions.nothing_late_recreates_a_deleted_session),
+        (DeletesApart, deletions.a_deletion_is_atomic_with_its_commit),
+        (KeepsEveryRun, deletions.a_deleted_tree_takes_its_runs_with_it),
+        (SwitchesInMemory, contracts.a_batch_that_fails_leaves_the_switch_as_it_was),
+        (SwitchesInMemory, contracts.the_switch_survives_reopening),
     ],
 )
 def test_the_contract_finds_a_store_that(broken: type[SQLiteStore], check: Check, tmp_path: Path) -> None:

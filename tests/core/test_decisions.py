@@ -16,9 +16,7 @@ from retinue.core.decide.base import (
     result_output_id,
 )
 from retinue.core.decide.recovery import owed_closings
-from retinue.core.decide.runs import CancelChildren, CancelRun, decide_cancel_children, decide_cancel_run
 from retinue.core.decide.turns import Steer, Warn, decide_steer, decide_warn
-from retinue.core.errors import RetinueError
 from retinue.core.events import (
     LetterAbsorbed,
     LetterQueued,
@@ -32,28 +30,12 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.ids import CallId, RunId, SessionId
-from retinue.core.policy import stored
+from retinue.core.policy import NAMES
 from retinue.core.run import Run
 from tests.core import driver
-from tests.core.driver import CANCELLED, DONE, FAILED, Log
+from tests.core.driver import DONE, FAILED, Log, refused
 
 ROOT = SessionId("s_root")
-
-
-def refused(call: Callable[[], Any]) -> RetinueError:
-    with pytest.raises(RetinueError) as caught:
-        call()
-    return caught.value
-
-
-def cancel(log: Log, number: object, ending: Ending = CANCELLED) -> Any:
-    return log.do(decide_cancel_run, CancelRun(run_id=RunId(f"r_{number}"), ending=ending, stamp=log.stamp())).value
-
-
-def finish(log: Log, number: int, text: str = "the answer") -> Any:
-    """One step, then done: without a step a child has not read its task yet."""
-    driver.step(log, f"s_{number}", text)
-    return driver.settle(log, number)
 
 
 def settled(log: Log, number: object) -> RunSettled:
@@ -71,14 +53,14 @@ def test_S5_one_child_too_many_is_refused_at_once_even_when_all_others_have_fini
     log = driver.opened({cap: 2})
     for number in (1, 2):
         driver.spawn(log, number)
-        finish(log, number)
+        driver.finish(log, number)
     assert len(log.facts(RunSettled)) == 2
     error = refused(lambda: driver.spawn(log, 3))
     assert (error.code, where in error.detail, "2" in error.detail) == ("cap_created", True, True)
 
 
 def test_the_cap_of_a_turn_begins_anew_and_that_of_a_root_run_counts_grandchildren() -> None:
-    log = driver.opened({"caps.created.turn": 1, "caps.created.root_run": 2})
+    log = driver.opened({"caps.created.turn": 1, "caps.created.root_run": 2, "caps.max_depth": 3})
     driver.spawn(log, 1)
     driver.spawn(log, 2, "s_1")
     driver.step(log, "s_2", "x")
@@ -91,15 +73,15 @@ def test_the_cap_of_a_turn_begins_anew_and_that_of_a_root_run_counts_grandchildr
     assert driver.spawn(log, 4).value.status == "running"
 
 
-def test_children_of_children_count_on_after_the_root_has_left_and_leave_nothing_when_the_tree_is_over() -> None:
-    log = driver.opened({"caps.created.root_run": 4, "caps.created.turn": None})
+def test_children_of_children_count_on_while_the_root_is_idle_and_nothing_is_left_when_the_tree_is_over() -> None:
+    caps = {"caps.created.root_run": 4, "caps.created.turn": None, "caps.max_depth": None}
+    log = driver.opened({**caps, "result.idle_parent": "store"})
     driver.spawn(log, 1)
     driver.spawn(log, 2, "s_1")
     driver.close(log, ending=FAILED)
     driver.settle(log, 1, FAILED)
-    assert ROOT not in log.state.sessions
+    assert ROOT in log.state.sessions, "an ancestor stays while a descendant lives"
     driver.spawn(log, 3, "s_2")
-    driver.recall(log, ROOT)
     driver.spawn(log, 4, "s_2")
     assert refused(lambda: driver.spawn(log, 5, "s_2")).code == "cap_created"
     for number in (3, 4, 2):
@@ -107,7 +89,7 @@ def test_children_of_children_count_on_after_the_root_has_left_and_leave_nothing
     driver.recall(log, ROOT)
     driver.open_turn(log, ROOT)
     driver.close(log, ending=FAILED)
-    assert (log.state.sessions, log.state.runs, log.state.created) == ({}, {}, {})
+    assert (log.state.sessions, log.state.runs, log.state.trees) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -132,11 +114,25 @@ def test_S13_a_full_cap_that_rejects_refuses_the_next_and_leaves_the_others_alon
     assert not log.state.book.waiting
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_under_every_policy_a_delegation_comes_home_and_leaves_nothing(name: str) -> None:
+    log = driver.opened(policy=name)
+    driver.spawn(log, 1)
+    driver.step(log, ROOT, "waiting")
+    driver.finish(log, 1)
+    driver.hand_over(log)
+    assert [(letter.run_id, letter.waking) for letter in letters(log)] == [("r_1", True)]
+    driver.step(log, ROOT, "the answer")
+    assert driver.close(log).value.status == "completed"
+    assert log.run_rows["r_1"].result_state == "absorbed"
+    assert (log.state.sessions, log.state.runs, log.state.trees) == ({}, {}, {})
+
+
 def test_S2_with_two_slots_the_third_starts_only_after_a_release() -> None:
     log = driver.opened({"caps.running.root": 2})
     statuses = [driver.spawn(log, number).value.status for number in (1, 2, 3)]
     assert statuses == ["running", "running", "queued"]
-    decision = finish(log, 1)
+    decision = driver.finish(log, 1)
     assert StartRun(run_id=RunId("r_3")) in decision.effects
     assert log.run_rows["r_3"].status == "running"
 
@@ -145,9 +141,31 @@ def test_a_child_of_a_session_without_a_turn_belongs_to_the_root_run_its_caller_
     log = driver.opened(turn=False)
     run: Run = driver.spawn(log, 1, delivery="handle").value
     assert run.root_run_id == "r_nobody"
-    finish(log, 1)
+    driver.finish(log, 1)
     assert letters(log) == [], "a handle brings it home"
     assert log.state.sessions == {}
+
+
+def test_S89_a_reserved_id_works_once() -> None:
+    log = driver.opened({"caps.running.root": 1})
+    driver.spawn(log, 1)
+    driver.spawn(log, 2)
+    driver.open_root(log, "s_3")
+    driver.open_turn(log, "s_3")
+    for taken, parent in ((1, "s_root"), (2, "s_root"), (2, "s_3"), (3, "s_root")):
+        before = len(log.events)
+        assert refused(lambda n=taken, p=parent: driver.spawn(log, n, p)).code == "invalid"
+        assert len(log.events) == before
+
+
+def test_an_answer_that_carries_a_result_which_is_home_or_unknown_changes_nothing() -> None:
+    log = driver.opened()
+    driver.spawn(log, 1, delivery="await")
+    driver.finish(log, 1)
+    log.append(ROOT, driver.answered("c_1", RunId("r_1"), RunId("r_nobody")))
+    log.append(ROOT, driver.answered("c_1", RunId("r_1")))
+    assert {row.run_id: row.result_state for row in log.run_rows.values()} == {"r_1": "collected"}
+    assert log.state.runs == {}
 
 
 def test_a_child_carries_its_definition_in_its_run_and_its_header() -> None:
@@ -208,7 +226,7 @@ def test_steering_wakes_the_session_and_keeps_its_turn_open() -> None:
 def test_S22_a_turn_without_text_ends_as_the_policy_says(policy: str, ending: tuple[str, str], said: str) -> None:
     log = driver.opened({"result.empty_output": policy})
     driver.spawn(log, 1)
-    finish(log, 1, said)
+    driver.finish(log, 1, said)
     fact = settled(log, 1)
     assert (fact.status, fact.reason) == ending
     assert (fact.output, fact.partial) == (("", None) if policy == "note" else (None, None))
@@ -270,7 +288,7 @@ def test_S30_a_diagnostic_is_at_most_4096_bytes_and_splits_no_character() -> Non
 def test_what_is_shown_is_cut_at_its_limit_and_the_whole_text_kept_once() -> None:
     log = driver.opened({"result.output_max_chars": 5, "result.notice_max_tokens": None})
     driver.spawn(log, 1)
-    finish(log, 1, "漢字かな交じり文")
+    driver.finish(log, 1, "漢字かな交じり文")
     fact = settled(log, 1)
     assert (fact.output, fact.output_cut, fact.output_id) == ("漢字かな交", True, "o_r1")
     assert log.outputs == {"o_r1": "漢字かな交じり文"}
@@ -281,7 +299,7 @@ def test_what_is_shown_is_cut_at_its_limit_and_the_whole_text_kept_once() -> Non
 def test_a_letter_cut_shorter_than_the_output_keeps_the_whole_text_too() -> None:
     log = driver.opened({"result.notice_max_tokens": 2})
     driver.spawn(log, 1)
-    finish(log, 1, "x" * 100)
+    driver.finish(log, 1, "x" * 100)
     assert (settled(log, 1).output_cut, settled(log, 1).output_id) == (False, None)
     assert (letters(log)[0].cut, letters(log)[0].output_id) == (True, "o_r1")
     assert log.outputs == {"o_r1": "x" * 100}
@@ -290,7 +308,7 @@ def test_a_letter_cut_shorter_than_the_output_keeps_the_whole_text_too() -> None
 def awaited(log: Log, text: str) -> LetterQueued:
     """The letter of a child whose awaiting call never got its result."""
     driver.spawn(log, 1, delivery="await")
-    finish(log, 1, text)
+    driver.finish(log, 1, text)
     assert letters(log) == []
     driver.close(log, ending=FAILED)
     (letter,) = letters(log)
@@ -313,10 +331,10 @@ def test_such_a_letter_of_an_output_that_was_cut_before_says_so_and_never_replac
 
 
 def test_the_same_holds_one_level_deeper() -> None:
-    log = driver.opened({"result.notice_max_tokens": 2})
+    log = driver.opened({"result.notice_max_tokens": 2, "caps.max_depth": 2})
     driver.spawn(log, 1)
     driver.spawn(log, 2, "s_1", delivery="await")
-    finish(log, 2, "y" * 100)
+    driver.finish(log, 2, "y" * 100)
     driver.settle(log, 1, FAILED)
     assert [(letter.receiver_id, letter.output_id) for letter in letters(log)] == [("s_1", "o_r2"), (ROOT, None)]
     assert log.outputs == {"o_r2": "y" * 100}
@@ -325,7 +343,7 @@ def test_the_same_holds_one_level_deeper() -> None:
 def test_a_result_that_came_home_through_its_call_gets_no_letter() -> None:
     log = driver.opened()
     driver.spawn(log, 1, delivery="await")
-    finish(log, 1)
+    driver.finish(log, 1)
     home = ToolFinished(call_id=driver.CallId("c_1"), outcome="ok", code=None, text="{}", run_id=RunId("r_1"))
     log.append(ROOT, home)
     driver.step(log, ROOT, "the answer")
@@ -337,7 +355,7 @@ def test_a_result_that_came_home_through_its_call_gets_no_letter() -> None:
 def test_a_letter_is_absorbed_once_and_the_result_is_then_home() -> None:
     log = driver.opened()
     driver.spawn(log, 1)
-    finish(log, 1)
+    driver.finish(log, 1)
     assert log.run_rows["r_1"].result_state == "stored"
     driver.open_step(log, ROOT)
     driver.say(log, ROOT, "the answer")
@@ -368,47 +386,12 @@ def test_a_turn_that_completes_waits_for_children_and_letters_unless_the_look_ar
     driver.spawn(log, 1)
     driver.step(log, ROOT, "the answer")
     driver.close(log)
-    finish(log, 1)
+    driver.finish(log, 1)
     driver.close(log)
     assert log.facts(TurnClosed)[1:] == [], "only the child's turn is closed"
     driver.close(log, ending=msgspec.structs.replace(DONE, final=True))
     closed: TurnClosed = log.facts(TurnClosed)[-1]
     assert (closed.run_id, closed.text, closed.status) == (None, "the answer", "completed")
-
-
-def test_cancelling_tells_a_running_run_and_settles_a_queued_one_without_a_session() -> None:
-    log = driver.opened({"caps.running.root": 1})
-    driver.spawn(log, 1)
-    driver.spawn(log, 2)
-    log.clock_s += 7
-    command = CancelChildren(session_id=ROOT, ending=CANCELLED, stamp=log.stamp())
-    decision = log.do(decide_cancel_children, command)
-    assert StopRun(run_id=RunId("r_1"), ending=CANCELLED) in decision.effects
-    fact = settled(log, 2)
-    assert (fact.status, fact.queued_s, fact.elapsed_s, fact.started_at) == ("cancelled", 7, None, None)
-    assert fact.ended_at is not None
-    assert SessionId("s_2") not in log.state.sessions
-    assert cancel(log, 2).status == "cancelled", "on an ended one nothing changes"
-    assert cancel(log, "nobody") is None
-
-
-def test_cancelling_the_children_of_a_session_that_is_over_does_nothing() -> None:
-    log = Log()
-    command = CancelChildren(session_id=ROOT, ending=CANCELLED, stamp=log.stamp())
-    assert log.do(decide_cancel_children, command).drafts == ()
-
-
-def test_cancelling_children_gives_a_freed_place_to_nobody_who_is_cancelled_with_them() -> None:
-    """After a cap was raised, a look at each child alone would start one that ends in the same commit."""
-    log = driver.opened({"caps.running.root": 1})
-    for number in (1, 2, 3):
-        driver.spawn(log, number)
-    log.state.policies[ROOT] = stored({"name": "standard", "set": {"caps.running.root": 3}})
-    command = CancelChildren(session_id=ROOT, ending=CANCELLED, stamp=log.stamp())
-    decision = log.do(decide_cancel_children, command)
-    assert [effect for effect in decision.effects if isinstance(effect, StartRun)] == []
-    assert {run.status for run in log.run_rows.values()} == {"running", "cancelled"}
-    assert log.state.book.total == 1
 
 
 def test_a_warning_is_recorded_while_its_session_is_in_memory() -> None:
@@ -426,7 +409,7 @@ def test_what_a_result_and_a_call_are_kept_under_is_known_before_it_is_kept() ->
 
 @pytest.mark.parametrize("shown_as", ["interrupted", "cancelled"])
 def test_a_restart_closes_everything_as_the_policy_says_and_starts_nothing(shown_as: str) -> None:
-    log = driver.opened({"life.on_restart": shown_as, "caps.running.root": 2})
+    log = driver.opened({"life.on_restart": shown_as, "caps.running.root": 2, "caps.max_depth": 2})
     driver.spawn(log, 1)
     driver.spawn(log, 2, "s_1", delivery="handle")
     driver.spawn(log, 3, "s_1", delivery="await")

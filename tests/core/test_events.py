@@ -21,19 +21,16 @@ detail, waiting_for, queue_position, steps, usage, created_at, started_at, ended
 cwd, continuable, output, output_cut, output_id, partial, files, result_state
 """
 RUN_KEYS = re.findall(r"\w+", RUN)
-# Parts of the table that this version does not write: approvals, file writes, claims, budget, settings, hooks.
+# Parts of the table that this version does not write: approvals, file writes, claims, hooks.
 NOT_YET = {
     "approval.asked",
     "approval.closed",
     "file.written",
     "claim.taken",
     "claim.freed",
-    "budget.exceeded",
-    "policy.changed",
-    "switch.changed",
     "hook.failed",
 }
-OURS = {"run.waiting", "run.resumed"}
+OURS = {"run.waiting", "run.resumed", "context.seeded", "context.compacting", "session.deleted"}
 """Types beside the table; clients ignore types that they do not know."""
 
 

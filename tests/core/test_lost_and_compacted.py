@@ -1,8 +1,8 @@
 """The folds of a compaction, and the answer about a run whose ending could not be stored."""
 
-from retinue.core.context import UserText
 from retinue.core.events import ContextCompacted, MessageUser, TurnClosed, TurnOpened, Usage
 from retinue.core.ids import RunId, Seq, TurnNo
+from retinue.core.messages import UserText
 from retinue.core.run import unstored
 from retinue.core.session import Session
 from retinue.testing import samples

@@ -77,11 +77,16 @@ def test_the_choices_are_those_of_the_contract() -> None:
             assert list(KEYS[key].choices) == written.split(" / "), key
 
 
-def test_only_standard_can_be_chosen_yet_and_unknown_names_are_told_from_unbuilt_ones() -> None:
-    assert named("standard") == Policy()
-    for name in NAMES[1:]:
-        assert refused(lambda name=name: named(name)) == "unsupported"
-    assert refused(lambda: named("Standard")) == "invalid"
+@pytest.mark.parametrize("name", NAMES)
+def test_each_of_the_five_policies_can_be_chosen_with_all_its_values(name: str) -> None:
+    assert named(name) == Policy(name=name)
+    assert named(name).values() == Policy(name=name).values()
+    assert stored(named(name).to_dict()) == named(name)
+
+
+@pytest.mark.parametrize("name", ["Standard", "", "couriers"])
+def test_a_policy_of_another_name_is_refused(name: str) -> None:
+    assert refused(lambda: named(name)) == "invalid"
 
 
 def refused(call: Any) -> str:

@@ -1,26 +1,39 @@
-"""Rights along a chain of delegations: whatever a definition or a caller asks for, a child never gets more."""
+"""Rights and depth on every path: spawn, nesting, follow-up, fork, letters, policy, a log read again; never wider."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from retinue.core.decide.runs import decide_spawn
 from retinue.core.errors import RetinueError
-from retinue.core.events import RunStarted, Snapshot
+from retinue.core.events import RunQueued, RunStarted, SessionOpened, Snapshot
 from retinue.core.ids import Digest, SessionId
 from retinue.core.session import Session
+from retinue.core.state import State, depth_cap
 from retinue.ports import Tool, ToolSchema
-from retinue.runtime.delegate import Delegation, SpawnRequest
+from retinue.runtime.delegate import Delegation, SpawnRequest, Way
 from retinue.runtime.toolset import Toolset, delegates
 from tests.core import driver
-from tests.core.driver import Log
+from tests.core.driver import Log, refused
 
 TOOLS = ("read_file", "grep", "web_fetch", "look")
+ROOT = SessionId("s_root")
 AGENT_TOOLS = ("spawn_agent", "wait_agent")
+UNCAPPED: dict[str, Any] = {
+    "caps.running.process": None,
+    "caps.running.root": None,
+    "caps.created.turn": None,
+    "caps.created.root_run": None,
+    "life.rounds_max": None,
+    "life.queued_messages_max": None,
+    "result.auto_turns_max": None,
+}
 NAMES = st.sampled_from([*TOOLS, *AGENT_TOOLS])
 
 
@@ -60,11 +73,21 @@ class Counting:
         return f"{prefix}_{self.made}"
 
 
+Power = tuple[set[str], float, bool]
+"""Tools beside delegation, the depth that descendants may reach, whether it may delegate."""
+
+
+def require_within(mine: Power, bound: Power) -> None:
+    assert mine[0] <= bound[0]
+    assert mine[1] <= bound[1]
+    assert mine[2] <= bound[2]
+
+
 class Desk:
     """Delegation over a plain log."""
 
     def __init__(self) -> None:
-        self.log = driver.opened({"caps.max_depth": None, "caps.running.root": None})
+        self.log = driver.opened({**UNCAPPED, "caps.max_depth": None})
         self.toolset = Toolset()
         for name in TOOLS:
             self.toolset.add(cast("Tool", Named(name, "workspace")))
@@ -75,15 +98,17 @@ class Desk:
         journal, models = cast("Any", self.log), cast("Any", None)
         self.delegation = Delegation(journal, cast("Any", self.roles), models, self.toolset, outside)
 
-    def spawn(self, parent: SessionId, request: SpawnRequest, role: Snapshot | None) -> SessionId:
+    def spawn(
+        self, parent: SessionId, request: SpawnRequest, role: Snapshot | None, provider: str = "spawn"
+    ) -> SessionId:
         self.roles.role = role
-        ask = self.delegation.prepare(parent, request, delivery="letter", call_id=None)
+        ask = self.delegation.prepare(parent, request, Way(delivery="letter", provider=provider))
         command = asyncio.run(ask)
         self.log.do(decide_spawn, command)
         return command.session_id
 
-    def may(self, session: Session) -> tuple[set[str], float, bool]:
-        """The tools beside delegation, the depth its descendants may reach, and whether it may delegate."""
+    def may(self, session: Session) -> Power:
+        """What a session may do now."""
         policy = self.log.state.policy(session.header.root_id)
         cap = session.header.rights.max_depth
         names = set(self.toolset.names(session, policy)) - set(AGENT_TOOLS)
@@ -112,7 +137,7 @@ REQUEST = st.builds(
 @given(st.lists(st.tuples(REQUEST, ROLE), min_size=1, max_size=5))
 def test_rights_never_widen_through_nesting(chain: list[tuple[SpawnRequest, Snapshot | None]]) -> None:
     desk = Desk()
-    parent = SessionId("s_root")
+    parent = ROOT
     for request, role in chain:
         mine = desk.log.state.sessions[parent]
         tools, depth, may_delegate = desk.may(mine)
@@ -129,21 +154,25 @@ def test_rights_never_widen_through_nesting(chain: list[tuple[SpawnRequest, Snap
         assert child_may_delegate <= may_delegate
         assert child.header.depth == mine.header.depth + 1 <= child_depth
         assert child.header.rights.access == "read"
-        _require_narrowed(child_tools, request, role)
+        _require_narrowed((child_tools, child_depth, child_may_delegate), request, role)
         parent = child_id
 
 
-def _require_narrowed(child_tools: set[str], request: SpawnRequest, role: Snapshot | None) -> None:
+def _require_narrowed(power: Power, request: SpawnRequest, role: Snapshot | None) -> None:
+    child_tools, depth, may_delegate = power
+    assert request.max_depth is None or depth <= request.max_depth
     if request.tools is not None:
         assert child_tools <= set(request.tools)
+        assert not may_delegate or "spawn_agent" in request.tools
     if role is not None:
         assert role.tools is None or child_tools <= set(role.tools)
         assert not child_tools & set(role.disallowed_tools)
+        assert not may_delegate or (role.spawns and "spawn_agent" not in role.disallowed_tools)
 
 
 def test_the_rights_of_a_child_are_those_of_its_spawn_and_stay_in_its_header() -> None:
     desk = Desk()
-    child = desk.spawn(SessionId("s_root"), SpawnRequest(prompt="do", tools=["grep"]), None)
+    child = desk.spawn(ROOT, SpawnRequest(prompt="do", tools=["grep"]), None)
     rights = desk.log.state.sessions[child].header.rights
     assert (rights.tools, rights.may_delegate) == (("grep",), False)
     started = desk.log.facts(RunStarted)[-1]
@@ -154,20 +183,174 @@ def test_an_unknown_tool_in_a_filter_is_refused_and_leaves_no_orphan() -> None:
     desk = Desk()
     before = len(desk.log.events)
     with pytest.raises(RetinueError) as caught:
-        desk.spawn(SessionId("s_root"), SpawnRequest(prompt="do", tools=["no_such"]), None)
+        desk.spawn(ROOT, SpawnRequest(prompt="do", tools=["no_such"]), None)
     assert caught.value.code == "unknown_tool"
     assert len(desk.log.events) == before
 
 
 @given(depth_cap=st.integers(0, 4))
 def test_no_chain_of_children_passes_the_depth_that_was_frozen(depth_cap: int) -> None:
-    log: Log = driver.opened()
+    log: Log = driver.opened({"caps.max_depth": None})
     parent = "s_root"
     for depth in range(1, depth_cap + 1):
         driver.spawn(log, depth, parent, rights=driver.Rights(max_depth=depth_cap))
         parent = f"s_{depth}"
-    with pytest.raises(RetinueError) as caught:
-        driver.spawn(log, "deep", parent, rights=driver.Rights(max_depth=depth_cap))
-    assert caught.value.code == "depth_exceeded"
-    assert str(depth_cap + 1) in caught.value.detail
-    assert f"cap is {depth_cap}" in caught.value.detail
+    error = refused(lambda: driver.spawn(log, "deep", parent, rights=driver.Rights(max_depth=depth_cap)))
+    assert error.code == "depth_exceeded"
+    assert str(depth_cap + 1) in error.detail
+    assert f"cap is {depth_cap}" in error.detail
+
+
+def test_a_cap_of_zero_refuses_the_first_child_with_both_numbers() -> None:
+    desk = Desk()
+    for call in (
+        lambda: desk.spawn(ROOT, SpawnRequest(prompt="do", max_depth=0), None),
+        lambda: driver.spawn(driver.opened({"caps.max_depth": 0}), 1),
+    ):
+        error = refused(call)
+        assert (error.code, error.detail) == (
+            "depth_exceeded",
+            "A child of this session would have depth 1; the cap is 0.",
+        )
+
+
+def test_two_children_of_one_turn_both_have_depth_one() -> None:
+    desk = Desk()
+    kids = [desk.spawn(ROOT, SpawnRequest(prompt="do", max_depth=1), None) for _ in range(2)]
+    assert [desk.log.state.sessions[kid].header.depth for kid in kids] == [1, 1]
+
+
+def test_S17_a_policy_may_lower_the_depth_of_a_child_and_never_lifts_it_above_what_was_frozen() -> None:
+    desk = Desk()
+    driver.set_policy(desk.log, {"caps.max_depth": 2})
+    kid = desk.spawn(ROOT, SpawnRequest(prompt="do"), None)
+    below = desk.spawn(kid, SpawnRequest(prompt="do"), None)
+    driver.set_policy(desk.log, {"caps.max_depth": 9})
+    assert refused(lambda: desk.spawn(below, SpawnRequest(prompt="do", max_depth=9), None)).code == "depth_exceeded"
+    driver.set_policy(desk.log, {"caps.max_depth": 1})
+    assert refused(lambda: desk.spawn(kid, SpawnRequest(prompt="do"), None)).code == "depth_exceeded"
+    assert desk.spawn(ROOT, SpawnRequest(prompt="do"), None)
+
+
+class Paths(RuleBasedStateMachine):
+    """Children come, work, end, are written to, forked, roused, read again from the log, under a changing policy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk()
+        self.log = self.desk.log
+        self.made = 0
+        self.born: dict[SessionId, tuple[SessionOpened, Power]] = {}
+        self.note()
+
+    def note(self) -> None:
+        for session_id, session in self.log.state.sessions.items():
+            self.born.setdefault(session_id, (session.header, self.desk.may(session)))
+
+    def _name(self) -> str:
+        self.made += 1
+        return f"n{self.made}"
+
+    def _sessions(self, *, working: bool = False, child: bool = False) -> list[SessionId]:
+        state = self.log.state
+        found = [name for name in self.born if not (child and name == ROOT)]
+        return [name for name in found if not working or (name in state.sessions and state.sessions[name].turn)]
+
+    @precondition(lambda self: self._sessions(working=True))
+    @rule(data=st.data(), request=REQUEST, role=ROLE, provider=st.sampled_from(["spawn", "fork"]))
+    def spawn(self, data: st.DataObject, request: SpawnRequest, role: Snapshot | None, provider: str) -> None:
+        parent = data.draw(st.sampled_from(self._sessions(working=True)))
+        mine = self.desk.may(self.log.state.sessions[parent])
+        try:
+            child = self.desk.spawn(parent, request, role, provider)
+        except RetinueError as error:
+            if error.code not in {"depth_exceeded", "denied"}:
+                raise
+            return
+        require_within(self.desk.may(self.log.state.sessions[child]), mine)
+        _require_narrowed(self.desk.may(self.log.state.sessions[child]), request, role)
+        self.note()
+
+    @precondition(lambda self: self._sessions(working=True))
+    @rule(data=st.data(), depth=st.none() | st.integers(0, 9))
+    def spawn_as_a_caller_that_checks_nothing(self, data: st.DataObject, depth: int | None) -> None:
+        """What the decision alone says about depth, whatever rights the caller puts into it."""
+        parent = data.draw(st.sampled_from(self._sessions(working=True)))
+        session = self.log.state.sessions[parent]
+        caps = [cap for cap in (depth_cap(session, self.log.state.policy(ROOT)), depth) if cap is not None]
+        rights = msgspec.structs.replace(session.header.rights, max_depth=min(caps, default=None))
+        below = session.header.depth + 1
+        if caps and below > min(caps):
+            assert refused(lambda: driver.spawn(self.log, self._name(), parent, rights=rights)).code == "depth_exceeded"
+            return
+        assert driver.spawn(self.log, self._name(), parent, rights=rights).value.depth == below
+        self.note()
+
+    @precondition(lambda self: self._sessions(working=True, child=True))
+    @rule(data=st.data(), ending=st.sampled_from([driver.DONE, driver.FAILED, driver.INTERRUPTED]))
+    def end(self, data: st.DataObject, ending: driver.Ending) -> None:
+        child = data.draw(st.sampled_from(self._sessions(working=True, child=True)))
+        turn = self.log.state.sessions[child].turn
+        assert turn is not None
+        driver.step(self.log, child, "so")
+        driver.settle(self.log, str(turn.opened.run_id)[2:], ending)
+
+    @precondition(lambda self: self._sessions(child=True))
+    @rule(data=st.data())
+    def follow_up(self, data: st.DataObject) -> None:
+        child = data.draw(st.sampled_from(self._sessions(child=True)))
+        run = driver.send(self.log, self._name(), child, self.born[child][0].parent_id).value
+        assert run.depth == self.born[child][0].depth
+
+    @precondition(lambda self: self._sessions(working=True, child=True))
+    @rule(data=st.data())
+    def report_and_rouse(self, data: st.DataObject) -> None:
+        child = data.draw(st.sampled_from(self._sessions(working=True, child=True)))
+        driver.report(self.log, self._name(), child)
+        driver.rouse(self.log, self._name(), str(self.born[child][0].parent_id))
+
+    @rule()
+    def the_root_ends_its_turn_and_begins_another(self) -> None:
+        if self.log.state.sessions[ROOT].turn is not None:
+            driver.step(self.log, ROOT, "so")
+            driver.close(self.log, ending=driver.FAILED)
+        driver.recall(self.log, ROOT)
+        driver.open_turn(self.log, ROOT)
+
+    @rule(depth=st.none() | st.integers(0, 6))
+    def change_the_policy(self, depth: int | None) -> None:
+        driver.set_policy(self.log, {"caps.max_depth": depth})
+
+    @rule()
+    def everything_is_read_again(self) -> None:
+        """A restart: the head is what the log says."""
+        state = State()
+        state.load(self.log.events)
+        self.log.state = state
+
+    @invariant()
+    def no_session_may_more_than_at_its_birth_and_none_more_than_its_parent(self) -> None:
+        sessions = self.log.state.sessions
+        for session_id, session in sessions.items():
+            header, power = self.born[session_id]
+            assert session.header == header
+            if header.parent_id is not None:
+                require_within(self.desk.may(session), power)
+                require_within(self.desk.may(session), self.desk.may(sessions[header.parent_id]))
+                assert header.depth == self.born[header.parent_id][0].depth + 1
+
+    @invariant()
+    def every_run_of_a_child_has_the_rights_and_the_depth_of_its_first(self) -> None:
+        first: dict[SessionId, RunQueued] = {}
+        for fact in self.log.facts(RunQueued):
+            one = first.setdefault(fact.child_id, fact)
+            assert (fact.spec.rights, fact.depth, fact.access, fact.paths) == (
+                one.spec.rights,
+                one.depth,
+                one.access,
+                one.paths,
+            )
+
+
+TestPaths = Paths.TestCase
+TestPaths.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from retinue.core.context import AssistantText, RequestMessage, ToolText, UserText
 from retinue.core.decide.turns import Steer, decide_steer
 from retinue.core.events import (
     Event,
@@ -25,6 +24,7 @@ from retinue.core.events import (
     Usage,
 )
 from retinue.core.ids import CallId, LetterId, SessionId
+from retinue.core.messages import AssistantText, RequestMessage, ToolText, UserText
 from retinue.core.session import Session
 from retinue.core.state import State
 from tests.core import driver

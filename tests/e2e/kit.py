@@ -3,11 +3,14 @@
 import ctypes
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -87,11 +90,7 @@ class Running:
             [*COMMAND, *arguments],
             cwd=folder,
             env=environment(folder, env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **more,
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more},
         )
         self.seen: list[Line] = []
         self._alarm = threading.Timer(SECONDS_MAX, self.process.kill)
@@ -106,9 +105,16 @@ class Running:
         self._alarm.cancel()
         self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+    def say(self, line: str) -> None:
+        """Type a line into a command that was started with `stdin=subprocess.PIPE`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
 
     def until(self, wanted: Callable[[Line], bool]) -> Line:
         """Read JSON lines until one is as wanted, and return it."""
@@ -130,6 +136,62 @@ class Running:
         out, err = self.process.communicate()
         self.seen += [json.loads(text) for text in out.splitlines()]
         return Ran(self.process.returncode, out, err)
+
+
+class Terminal:
+    """A command with all its ends on a terminal, inside a `with` block; a person's side of it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """Start it as the terminal's own, so that Ctrl-C reaches it."""
+        pid, self._ours = pty.fork()
+        if pid == 0:
+            os.chdir(folder)
+            os.execve(COMMAND[0], [*COMMAND, *arguments], environment(folder))
+        self.pid = pid
+        self.got = ""
+        self._seen = 0
+        self._code: int | None = None
+        self._alarm = threading.Timer(SECONDS_MAX, os.kill, (pid, signal.SIGKILL))
+        self._alarm.start()
+
+    def __enter__(self) -> "Terminal":
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill what still lives."""
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self._alarm.cancel()
+        os.close(self._ours)
+
+    def until(self, wanted: str) -> str:
+        """Read until the terminal shows, behind what was waited for before, a text that the pattern finds."""
+        while (found := re.search(wanted, self.got[self._seen :])) is None:
+            more = self._read()
+            assert more, f"It ended before {wanted!r} came: {self.got}"
+            self.got += more
+        self._seen += found.end()
+        return found[0]
+
+    def type(self, text: str) -> None:
+        """Type; a line ends with its newline, `\x03` is Ctrl-C and `\x04` the end of the input."""
+        os.write(self._ours, text.encode())
+
+    def end(self) -> int:
+        """Read the rest and return the exit code."""
+        while more := self._read():
+            self.got += more
+        _, status = os.waitpid(self.pid, 0)
+        self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._ours, 65_536).decode("utf-8", "replace")
+        except OSError:  # Linux says so when the other end is closed
+            return ""
 
 
 def without_root_rights() -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_policies_print_the_whole_table_and_what_is_not_acted_on(tmp_path: Path)
         assert item["values"] == json.loads(json.dumps(wanted))
     shown = retinue(tmp_path, "policies").out
     assert all(name in shown for name in KEYS)
-    assert "only push" in shown
+    assert "only exclusive" in shown
 
 
 @pytest.mark.parametrize("command", [("models",), ("config", "show"), ("doctor",)])

@@ -168,12 +168,12 @@ def test_a_prompt_that_is_too_long_leaves_no_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        (("chat",), "chat"),
+        (("attach", "s_x"), "attach"),
         (("serve", "--port", "1"), "serve"),
         (("agents", "list"), "agents"),
         (("sessions", "export", "s_x"), "sessions export"),
         (("export",), "export"),
-        (("runs", "interrupt", "r_x"), "runs interrupt"),
+        (("sessions", "prune"), "sessions prune"),
         (("runs", "show", "r_x", "--rights"), "--rights"),
     ],
 )

@@ -75,8 +75,7 @@ def measure(kernel: Kernel) -> dict[str, int]:
         "objects": len(gc.get_objects()),
         "sessions": len(state.sessions),
         "runs": len(state.runs),
-        "policies": len(state.policies),
-        "trees": len(state.tree_sizes) + len(state.created),
+        "trees": len(state.trees),
         "works": len(kernel.supervisor.works),
     }
 

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from retinue.cli.changes import CANCEL_MAX_S, WAIT_MARGIN_S
+from retinue.cli.asking import STOP_MAX_S
+from retinue.cli.changes import WAIT_MARGIN_S
 from retinue.testing.modelserver import ModelServer
 from tests.e2e.kit import COMMAND, Running, call, environment, of_type, one_sentence, retinue, script
 from tests.faults.kit import require_sound
@@ -72,7 +73,7 @@ def test_B56_a_stopped_owner_keeps_no_client_beyond_its_time(tmp_path: Path) -> 
             said = retinue(tmp_path, "runs", "output", run_id, "--json")
             assert (said.code, said.document()["text"]) == (0, "")
             out, err = cancel.communicate()
-        assert time.monotonic() - began <= CANCEL_MAX_S + START_MAX_S
+        assert time.monotonic() - began <= STOP_MAX_S + START_MAX_S
         assert (cancel.returncode, "did not answer" in err, '"store_owned"' in out) == (5, True, True)
         owner.process.send_signal(signal.SIGCONT)
         # It was told, and does it once it goes on.

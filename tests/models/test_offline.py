@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from retinue.core.context import AssistantText, RequestCall, RequestMessage, ToolText, UserText
 from retinue.core.errors import RetinueError
 from retinue.core.ids import CallId, SessionId
 from retinue.core.mailbox import fit_tokens, frame
+from retinue.core.messages import AssistantText, RequestCall, RequestMessage, ToolText, UserText
 from retinue.models.offline import OfflineModel
 from retinue.ports import Delta, Finish, ModelRequest, ToolSchema
 from tests.tools.harness import FakeContext, tool_named, without_privileges

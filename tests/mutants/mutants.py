@@ -8,7 +8,7 @@ import msgspec
 
 from retinue.core.decide.base import AGAIN, Decision, Ending
 from retinue.core.decide.runs import Settle, decide_settle
-from retinue.core.decide.turns import decide_open_step
+from retinue.core.decide.steps import decide_open_step
 from retinue.core.events import Event, RunSettled, RunStarted
 from retinue.core.state import State
 from retinue.runtime.journal import Journal

@@ -4,6 +4,7 @@ import pytest
 
 from retinue.runtime.kernel import Kernel
 from retinue.testing.simloop import SimError
+from tests.mutants.delegation import DELEGATION_MUTANTS
 from tests.mutants.mutants import MUTANTS
 from tests.sim.worlds import play
 
@@ -22,7 +23,7 @@ def caught_by(mutant: type[Kernel]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *DELEGATION_MUTANTS], ids=lambda mutant: mutant.__name__)
 def test_the_worlds_catch(mutant: type[Kernel]) -> None:
     assert caught_by(mutant) is not None
 

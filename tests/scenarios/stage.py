@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
+from retinue.core.errors import RetinueError
 from retinue.core.events import (
     AnyFact,
     Event,
@@ -21,23 +22,26 @@ from retinue.core.events import (
     tag_of,
 )
 from retinue.core.ids import RunId, SessionId
+from retinue.core.policy import NAMES
 from retinue.core.run import Run
 from retinue.models.scripted import ScriptedModel
 from retinue.ports import AssistantText, Delta, Finish, FinishCall, Model, ModelRequest, Tool, ToolText, UserText
-from retinue.runtime.handles import Child, Subagents
+from retinue.runtime.handles import Child, Kid, Subagents
 from retinue.runtime.kernel import Kernel
 from retinue.stores.sqlite import SQLiteStore
 from retinue.testing.checkers import all_events, all_runs, check_all, check_kept, check_projections, check_requests
-from retinue.testing.fakes import LETTER_MARK, RecordingModel
+from retinue.testing.fakes import LETTER_MARK, RecordingModel, Seen
 from retinue.testing.faults import FaultyStore, StorePlan
 from retinue.testing.world import CountingIds, World, WorldOptions, run_world
-from tests.sim.lives import kernel_in, open_root
+from tests.sim.lives import TEXTS, kernel_in, open_root
 
 T = TypeVar("T")
 F = TypeVar("F", bound=AnyFact)
 Line = Mapping[str, Any]
 ModelOf = Callable[[World], Model]
 ToolsOf = Callable[[World], Sequence[Tool]]
+PartsOf = Callable[[World, Model], dict[str, Any]]
+"""What else of the runtime's parts a life has of its own, by their names; it is given the life's model."""
 SETTLE_S = 10.0
 """Virtual seconds after a life in which slow stops come to their end."""
 
@@ -46,6 +50,14 @@ AGAIN: dict[str, Any] = {"_ctl": "repeat_last"}
 
 each_seed = pytest.mark.parametrize("seed", range(20))
 """For lines where the order of things could matter: twenty orders."""
+
+PULLING = ("guarded", "roster")
+"""Policies under which results are fetched, not sent."""
+
+
+def under_each(*names: str) -> pytest.MarkDecorator:
+    """Run a test under several policies; without names under all five."""
+    return pytest.mark.parametrize("under", names or NAMES)
 
 
 class FunctionModel:
@@ -117,8 +129,8 @@ class Stage:
     def subagents(self) -> Subagents:
         return Subagents(self.kernel)
 
-    async def root(self, policy: dict[str, Any] | None = None) -> SessionId:
-        return await open_root(self.kernel, policy)
+    async def root(self, policy: dict[str, Any] | None = None, under: str = "standard") -> SessionId:
+        return await open_root(self.kernel, policy, under)
 
     async def turn(self, root: SessionId, text: str = "go") -> TurnClosed:
         """Play a whole turn of a root and return how it ended."""
@@ -127,13 +139,25 @@ class Stage:
         assert isinstance(work.closed, TurnClosed), work.error
         return work.closed
 
-    async def go(self, policy: dict[str, Any] | None = None) -> TurnClosed:
+    async def go(self, policy: dict[str, Any] | None = None, under: str = "standard") -> TurnClosed:
         """Open a root and play its turn."""
-        return await self.turn(await self.root(policy))
+        return await self.turn(await self.root(policy, under))
+
+    async def to_rest(self, policy: dict[str, Any] | None = None, under: str = "standard") -> TurnClosed:
+        """Open a root, play its turn, and wait until nothing of its tree works any more."""
+        root = await self.root(policy, under)
+        closed = await self.turn(root)
+        await self.kernel.tree_rests(root)
+        return closed
 
     async def start(self, root: SessionId, name: str = "kid", **asked: Any) -> Child:
         """Start a child from Python."""
         return await self.subagents.start("spawn", parent=root, prompt=f"do {name}", name=name, **asked)
+
+    async def keep(self, root: SessionId, name: str = "kid", *, provider: str = "spawn", **asked: Any) -> Kid:
+        """Start a child from Python that can be continued."""
+        asked.setdefault("prompt", f"do {name}")
+        return await self.subagents.start_continuable(provider, parent=root, name=name, **asked)
 
     async def until(self, is_so: Callable[[list[Event]], bool]) -> None:
         """Return once the stored events are so, looking every few virtual milliseconds."""
@@ -204,6 +228,7 @@ class Theatre:
         *,
         tools: ToolsOf | None = None,
         plan: StorePlan | None = None,
+        parts: PartsOf | None = None,
     ) -> Life[T]:
         """Play a scene in a new life over the store, then check the whole log, the rows and every request."""
         self.lives += 1
@@ -215,7 +240,8 @@ class Theatre:
             recording = RecordingModel(model(world), self.store.position)
             seen.append(recording)
             stores.append(store)
-            kernel = kernel_in(world, store, recording, tools=() if tools is None else tools(world))
+            own = {} if parts is None else parts(world, recording)
+            kernel = kernel_in(world, store, recording, tools=() if tools is None else tools(world), **own)
             try:
                 await kernel.start()
                 return await scene(Stage(world, kernel, recording, self.store))
@@ -231,10 +257,16 @@ class Theatre:
         return Life(result.value, result.crashed, events, seen[0].requests, stores[0].commits)
 
     def _check(self, events: list[Event], seen: RecordingModel, *, at_rest: bool) -> None:
-        assert check_kept(self.before, events) == []
+        gone = {event.root_id for event in self.before if self._is_deleted(event.root_id)}
+        assert check_kept(self.before, events, gone) == []
         assert check_all(events, at_rest=at_rest) == []
         assert check_projections(self.store) == []
-        assert check_requests(events, seen.seen) == []
+        kept = [item for item in seen.seen if not (self._is_deleted(item.request.session_id) or _for_notes(item))]
+        assert check_requests(events, kept) == []
+
+    def _is_deleted(self, session_id: SessionId) -> bool:
+        """Return whether a log is gone for good: what it led to cannot be derived from it any more."""
+        return self.store._reader.value("is_deleted", {"session_id": session_id}) is not None
 
     def run(self, name: str) -> Run:
         """Return the row of the run with a name."""
@@ -246,9 +278,24 @@ def play(model: ModelOf, scene: Callable[[Stage], Awaitable[T]], *, seed: int = 
     return Theatre(seed=seed).live(model, scene, **more)
 
 
-def play_turn(*lines: Line, policy: dict[str, Any] | None = None, seed: int = 0, **more: Any) -> Life[TurnClosed]:
-    """Play one turn of a root over short lines."""
-    return play(script(*lines), lambda stage: stage.go(policy), seed=seed, **more)
+def play_turn(
+    *lines: Line, policy: dict[str, Any] | None = None, under: str = "standard", seed: int = 0, **more: Any
+) -> Life[TurnClosed]:
+    """Play one turn of a root over short lines, and what goes on behind its end."""
+    return play(script(*lines), lambda stage: stage.to_rest(policy, under), seed=seed, **more)
+
+
+def _for_notes(seen: Seen) -> bool:
+    """Return whether a request asked for the notes of a compaction: it belongs to no step."""
+    return seen.request.messages[-1].text == TEXTS.compaction
+
+
+async def refusal(attempt: Awaitable[object]) -> RetinueError:
+    """Return the refusal that an attempt must end in."""
+    with pytest.raises(RetinueError) as caught:
+        await attempt
+    assert caught.value.detail
+    return caught.value
 
 
 def run_named(store: SQLiteStore, name: str) -> Run:

@@ -5,38 +5,55 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from retinue.app import DATABASE
 from retinue.core.events import Event, RunQueued, RunSettled, RunStarted, TurnOpened
 from retinue.core.ids import SessionId
+from retinue.ports import Finish, ModelRequest, ToolText
 from retinue.stores.sqlite import SQLiteStore
 from retinue.testing.checkers import all_events, check_all, check_kept, check_projections
 from retinue.testing.simloop import SimCrash
 from tests.scenarios import snapshots
 from tests.scenarios.stage import (
     AGAIN,
+    PULLING,
+    FunctionModel,
     Stage,
     Theatre,
+    body_of,
     call,
+    calls,
     child,
     each_seed,
     letters_in,
     parent,
     places,
+    says,
     script,
     spawn,
+    under_each,
 )
 
 KILLS = 8
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+async def _lists_once(request: ModelRequest) -> Finish:
+    """Look at the children, then stop; nobody but the root is to ask."""
+    assert request.root
+    return says("ok") if isinstance(request.messages[-1], ToolText) else calls(call("list_agents"))
+
+
+@under_each("standard", "roster")
 @each_seed
-def test_S141_a_run_found_running_at_restart_is_interrupted_and_never_re_run(seed: int) -> None:
+def test_S141_a_run_found_running_at_restart_is_interrupted_and_never_re_run(seed: int, under: str) -> None:
     theatre = Theatre(seed=seed)
 
     async def killed(stage: Stage) -> None:
-        await stage.kernel.prompt(await stage.root({"caps.running.root": 1}), "go")
+        await stage.kernel.prompt(await stage.root({"caps.running.root": 1}, under), "go")
         await stage.until(lambda events: bool(places(events, RunStarted)) and len(places(events, RunQueued)) == 2)
         await stage.world.clock.sleep(stage.world.rng.random() * 2)
         raise SimCrash
@@ -50,14 +67,13 @@ def test_S141_a_run_found_running_at_restart_is_interrupted_and_never_re_run(see
 
     lines = (
         parent("", spawn("running"), spawn("queued")),
-        parent("", call("list_agents")),
         parent("ok"),
         AGAIN,
         child(None, "found", delay_ms=5_000),
     )
     first = theatre.live(script(*lines), killed)
     assert first.crashed
-    life = theatre.live(script(*lines), later)
+    life = theatre.live(lambda _: FunctionModel(_lists_once), later)
     for name in ("running", "queued"):
         settled = life.settled(name)
         assert (settled.status, settled.reason, settled.output) == ("interrupted", "restart", None)
@@ -65,17 +81,24 @@ def test_S141_a_run_found_running_at_restart_is_interrupted_and_never_re_run(see
     assert [fact.name for fact in life.told(RunStarted)] == [fact.name for fact in first.told(RunStarted)]
     children = [fact for fact in life.told(TurnOpened) if fact.run_id is not None]
     assert len(children) == 1
-    assert len(letters_in(life.asked()[0])) == 2
-    third = theatre.live(script(*lines), lambda stage: stage.turn(first.told(RunQueued)[0].root_id, "and again"))
+    if under in PULLING:
+        assert letters_in(life.asked()[0]) == []
+        rows = body_of(life.answers(1)[0])["items"]
+        assert {row["name"]: row["status"] for row in rows} == dict.fromkeys(("running", "queued"), "interrupted")
+    else:
+        assert len(letters_in(life.asked()[0])) == 2
+    root_id = first.told(RunQueued)[0].root_id
+    third = theatre.live(lambda _: FunctionModel(_lists_once), lambda stage: stage.turn(root_id, "and again"))
     assert len(third.told(RunSettled)) == 2
     assert third.asked("running") + third.asked("queued") == []
 
 
-def test_S141_under_on_restart_cancelled_the_same_run_reads_cancelled() -> None:
+@pytest.mark.parametrize(("under", "policy"), [("standard", {"life.on_restart": "cancelled"}), ("guarded", {})])
+def test_S141_under_on_restart_cancelled_the_same_run_reads_cancelled(under: str, policy: dict[str, Any]) -> None:
     theatre = Theatre()
 
     async def killed(stage: Stage) -> None:
-        await stage.kernel.prompt(await stage.root({"life.on_restart": "cancelled"}), "go")
+        await stage.kernel.prompt(await stage.root(policy, under), "go")
         await stage.until(lambda events: bool(places(events, RunStarted)))
         raise SimCrash
 

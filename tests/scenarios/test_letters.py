@@ -32,6 +32,7 @@ from tests.scenarios.stage import (
     script,
     spawn,
     tags,
+    under_each,
 )
 
 NOTICE_MAX_BYTES = 900 * 3
@@ -45,14 +46,15 @@ def _senders(life: Life[Any], letters: list[str]) -> list[str]:
     return [name_of[SessionId(letter.splitlines()[2].removeprefix("Sender: "))] for letter in letters]
 
 
+@under_each("standard", "courier")
 @each_seed
-def test_S64_letters_are_first_in_first_out_drained_once_and_separated_by_recipient(seed: int) -> None:
+def test_S64_letters_are_first_in_first_out_drained_once_and_separated_by_recipient(seed: int, under: str) -> None:
     """Our mailbox is the fold of queued minus absorbed letters; to dispose of a recipient is to stop its turn."""
     stages: list[Stage] = []
 
     async def scene(stage: Stage) -> list[SessionId]:
         stages.append(stage)
-        stopped, other, empty = await stage.root(), await stage.root(), await stage.root()
+        stopped, other, empty = [await stage.root(under=under) for _ in range(3)]
         works = [await stage.kernel.prompt(root, "go") for root in (stopped, other)]
         await stage.until(lambda events: len(places(events, LetterQueued)) == 6)
         await stage.kernel.interrupt(stopped)
@@ -85,10 +87,11 @@ def test_S64_letters_are_first_in_first_out_drained_once_and_separated_by_recipi
     assert letters_in(first_of_empty) == []
 
 
+@under_each("standard", "courier")
 @each_seed
-def test_S66_steering_text_is_placed_before_child_results_of_the_same_step(seed: int) -> None:
+def test_S66_steering_text_is_placed_before_child_results_of_the_same_step(seed: int, under: str) -> None:
     async def scene(stage: Stage) -> None:
-        root = await stage.root()
+        root = await stage.root(under=under)
         work = await stage.kernel.prompt(root, "go")
         await stage.until(lambda events: bool(places(events, LetterQueued)))
         await stage.kernel.steer(root, "first look at the tests")
@@ -132,26 +135,36 @@ def _goes_on(theatre: Theatre) -> Life[None]:
     return theatre.live(script(*TOLD), scene, tools=_tools)
 
 
-def _crashed_everywhere(seed: int, fault: str) -> list[tuple[Theatre, Life[Any]]]:
+def _crashed_everywhere(seed: int, fault: str, under: str) -> list[tuple[Theatre, Life[Any]]]:
     """Crash the same life before (or after) each of its commits; return the theatres and their first lives."""
-    commits = Theatre(seed=seed).live(script(*TOLD), lambda stage: stage.go(), tools=_tools).commits
+
+    async def scene(stage: Stage) -> None:
+        await stage.to_rest(under=under)
+
+    commits = Theatre(seed=seed).live(script(*TOLD), scene, tools=_tools).commits
     played: list[tuple[Theatre, Life[Any]]] = []
     for number in range(1, commits + 1):
         theatre = Theatre(seed=seed)
         plan = StorePlan(**{fault: number})
-        life = theatre.live(script(*TOLD), lambda stage: stage.go(), tools=_tools, plan=plan)
+        life = theatre.live(script(*TOLD), scene, tools=_tools, plan=plan)
         assert life.crashed
         played.append((theatre, life))
     return played
 
 
+PUSHING = ("standard", "courier", "resident")
+CUTTING = ("standard", "courier")
+"""Policies that bound a notice."""
 SEEDS_OF_CRASHES = pytest.mark.parametrize("seed", range(5))
 
 
+@under_each(*PUSHING)
 @SEEDS_OF_CRASHES
-def test_S68_after_a_crash_between_writing_and_offering_the_result_is_in_the_parents_context(seed: int) -> None:
+def test_S68_after_a_crash_between_writing_and_offering_the_result_is_in_the_parents_context(
+    seed: int, under: str
+) -> None:
     cases = 0
-    for theatre, crashed in _crashed_everywhere(seed, "crash_after"):
+    for theatre, crashed in _crashed_everywhere(seed, "crash_after", under):
         written = bool(crashed.told(LetterQueued)) and not crashed.told(LetterAbsorbed)
         if not written:
             continue
@@ -163,10 +176,13 @@ def test_S68_after_a_crash_between_writing_and_offering_the_result_is_in_the_par
     assert cases
 
 
+@under_each(*PUSHING)
 @SEEDS_OF_CRASHES
-def test_S69_after_a_crash_before_the_writing_the_result_is_recovered_or_reported_lost_never_absent(seed: int) -> None:
+def test_S69_after_a_crash_before_the_writing_the_result_is_recovered_or_reported_lost_never_absent(
+    seed: int, under: str
+) -> None:
     texts: set[str | None] = set()
-    for theatre, crashed in _crashed_everywhere(seed, "crash_before"):
+    for theatre, crashed in _crashed_everywhere(seed, "crash_before", under):
         accepted = bool(crashed.told(RunQueued)) and not crashed.told(RunSettled)
         if not accepted:
             continue
@@ -182,10 +198,11 @@ def test_S69_after_a_crash_before_the_writing_the_result_is_recovered_or_reporte
     assert texts >= {None, "first thoughts"}  # lost and said so; recovered from the child's own log
 
 
+@under_each(*PUSHING)
 @SEEDS_OF_CRASHES
-def test_S70_a_result_already_in_the_context_is_not_injected_again(seed: int) -> None:
+def test_S70_a_result_already_in_the_context_is_not_injected_again(seed: int, under: str) -> None:
     rebuilt = 0
-    for theatre, crashed in _crashed_everywhere(seed, "crash_after"):
+    for theatre, crashed in _crashed_everywhere(seed, "crash_after", under):
         if not crashed.told(LetterQueued):
             continue
         second = _goes_on(theatre)
@@ -221,13 +238,15 @@ TEXTS = {
 }
 
 
+@under_each(*CUTTING)
 @pytest.mark.parametrize("name", TEXTS)
-def test_S72_a_payload_over_900_tokens_is_cut_to_the_longest_fitting_prefix_with_a_marker(name: str) -> None:
+def test_S72_a_payload_over_900_tokens_is_cut_to_the_longest_fitting_prefix_with_a_marker(
+    name: str, under: str
+) -> None:
     whole = TEXTS[name]
     reads = [parent("", call("read_agent_output", id="{{run:1}}", offset=24_000 * n)) for n in range(2)]
-    life = play_turn(
-        parent("", spawn("kid")), parent("", call("wait_agent")), *reads, parent("done"), AGAIN, child("kid", whole)
-    )
+    lines = (parent("", spawn("kid", continuable=True)), parent("", call("wait_agent")), *reads, parent("done"), AGAIN)
+    life = play_turn(*lines, child("kid", whole), under=under)
     letter = life.letter("kid")
     shown = _shown_of(letter)
     if name == "exact":
@@ -247,10 +266,12 @@ def test_S72_a_payload_over_900_tokens_is_cut_to_the_longest_fitting_prefix_with
     assert answers[-1]["next_offset"] is None
 
 
-def test_S72_without_the_switch_nothing_is_cut() -> None:
+@pytest.mark.parametrize(
+    ("under", "policy"), [("standard", {"result.notice_max_tokens": None}), ("resident", {"caps.max_depth": 1})]
+)
+def test_S72_without_the_switch_nothing_is_cut(under: str, policy: dict[str, Any]) -> None:
     whole = "x" * 20_000
-    policy = {"result.notice_max_tokens": None}
-    life = play_turn(parent("", spawn("kid")), parent("done"), AGAIN, child("kid", whole), policy=policy)
+    life = play_turn(parent("", spawn("kid")), parent("done"), AGAIN, child("kid", whole), policy=policy, under=under)
     assert payload_of(life.letter("kid").text).endswith(f"\n\n{whole}")
     assert not life.letter("kid").cut
 
@@ -287,10 +308,13 @@ def test_S73_the_cut_never_splits_a_character_and_costs_a_logarithm_of_estimates
         assert len(str(text)[: len(kept) + 1].encode()) > tokens_max * 3
 
 
-def test_S73_a_letter_cut_inside_a_wide_character_stays_whole_text() -> None:
+@under_each(*CUTTING)
+def test_S73_a_letter_cut_inside_a_wide_character_stays_whole_text(under: str) -> None:
     for wide in ("é", "漢", "🧭"):
         whole = "a" + wide * 3_000  # no multiple of any character's size fits exactly
-        life = play_turn(parent("", spawn("kid")), parent("done"), AGAIN, child("kid", whole))
+        life = play_turn(
+            parent("", spawn("kid", continuable=True)), parent("done"), AGAIN, child("kid", whole), under=under
+        )
         shown = _shown_of(life.letter("kid"))
         assert set(shown[1:]) == {wide}
         assert NOTICE_MAX_BYTES - len(wide.encode()) < len(shown.encode()) <= NOTICE_MAX_BYTES

@@ -18,6 +18,7 @@ from retinue.testing.fakes import FakeTool, echo_tool
 from retinue.testing.faults import SLOW_STOP_S, FaultyModel
 from tests.scenarios.stage import (
     AGAIN,
+    PULLING,
     FunctionModel,
     Life,
     Stage,
@@ -35,13 +36,17 @@ from tests.scenarios.stage import (
     says,
     script,
     spawn,
+    under_each,
 )
 
 FOREVER_S = 1_000_000.0
 
 
+@under_each()
 @each_seed
-def test_S24_the_step_limit_is_a_reason_of_its_own_and_wait_event_notice_and_list_agree_on_it(seed: int) -> None:
+def test_S24_the_step_limit_is_a_reason_of_its_own_and_wait_event_notice_and_list_agree_on_it(
+    seed: int, under: str
+) -> None:
     life = play_turn(
         parent("", spawn("loop")),
         parent("", call("wait_agent")),
@@ -51,6 +56,7 @@ def test_S24_the_step_limit_is_a_reason_of_its_own_and_wait_event_notice_and_lis
         child("loop", "still at it", call("echo")),
         AGAIN,
         policy={"life.max_steps": 3},
+        under=under,
         tools=lambda _: [echo_tool()],
         seed=seed,
     )
@@ -62,14 +68,20 @@ def test_S24_the_step_limit_is_a_reason_of_its_own_and_wait_event_notice_and_lis
     assert (settled.status, settled.reason) == (closed.status, closed.reason) == wanted
     assert (waited["status"], waited["reason"]) == (listed["status"], listed["reason"]) == wanted
     assert (settled.output, settled.partial, settled.steps) == (None, "still at it", 3)
-    letter = payload_of(life.letter("loop").text)
-    assert letter.startswith(f"Background subagent {settled.child_id} ran out of steps.")
-    assert "did not finish (failed/step_limit)" in letter
     assert len(life.asked("loop")) == 3
+    if under in PULLING:  # the wait brings what there is, and no notice comes
+        assert (waited["output"], life.told(LetterQueued)) == ("still at it", [])
+        return
+    letter = payload_of(life.letter("loop").text)
+    # Only of a child that can be continued, a sentence says first how its run stopped.
+    stopped = f"Background subagent {settled.child_id} ran out of steps."
+    assert letter.startswith(stopped if settled.continuable else "The task did not finish (failed/step_limit)")
+    assert "did not finish (failed/step_limit)" in letter
 
 
+@under_each()
 @each_seed
-def test_S25_a_provider_error_after_some_text_fails_with_the_partial_output_kept_apart(seed: int) -> None:
+def test_S25_a_provider_error_after_some_text_fails_with_the_partial_output_kept_apart(seed: int, under: str) -> None:
     life = play_turn(
         parent("", spawn("broken")),
         parent("", call("wait_agent")),
@@ -77,17 +89,22 @@ def test_S25_a_provider_error_after_some_text_fails_with_the_partial_output_kept
         parent("done"),
         AGAIN,
         child("broken", "half an answer", error="the provider fell over", delay_ms=500),
+        under=under,
         seed=seed,
     )
     settled = life.settled("broken")
     assert (settled.status, settled.reason, settled.output) == ("failed", "provider_error", None)
     assert settled.partial == "half an answer"
     assert "the provider fell over" in (settled.detail or "")
-    assert body_of(life.answers(2)[0])["items"][0]["reason"] == "provider_error"
+    (waited,) = body_of(life.answers(2)[0])["items"]
+    assert waited["reason"] == "provider_error"
+    assert body_of(life.answers(3)[0])["text"] == "half an answer"
+    if under in PULLING:
+        assert (waited["output"], life.told(LetterQueued)) == ("half an answer", [])
+        return
     letter = payload_of(life.letter("broken").text)
     assert "did not finish (failed/provider_error)" in letter
     assert "Text so far:\nhalf an answer" in letter
-    assert body_of(life.answers(3)[0])["text"] == "half an answer"
 
 
 @dataclass(frozen=True)
@@ -98,11 +115,11 @@ class Started:
     life: Life[Child | None]
 
 
-def _start_cancelled_in_pass(number: int, seed: int) -> Started:
+def _start_cancelled_in_pass(number: int, seed: int, under: str) -> Started:
     """Cancel the caller of `start` in a pass of the loop; 0 is before its first step."""
 
     async def scene(stage: Stage) -> Child | None:
-        root = await stage.root()
+        root = await stage.root(under=under)
         loop = stage.world.loop
         first = loop.passes
         starting = stage.kernel.supervisor.begin(stage.start(root))
@@ -128,12 +145,15 @@ def _start_cancelled_in_pass(number: int, seed: int) -> Started:
     return Started(life.value, life)
 
 
+@under_each("standard", "resident")
 @pytest.mark.parametrize("seed", range(5))
-def test_S32_a_start_aborted_before_the_decision_publishes_nothing_and_later_leaves_a_cancelled_run(seed: int) -> None:
+def test_S32_a_start_aborted_before_the_decision_publishes_nothing_and_later_leaves_a_cancelled_run(
+    seed: int, under: str
+) -> None:
     """Cancelling `await start` undoes it; once it has returned, its caller's cancellation is nobody's concern."""
     seen = {"nothing": 0, "cancelled": 0, "started": 0}
     for number in range(200):
-        started = _start_cancelled_in_pass(number, seed)
+        started = _start_cancelled_in_pass(number, seed, under)
         runs = started.life.told(RunQueued)
         if not runs:
             seen["nothing"] += 1
@@ -153,10 +173,11 @@ def test_S32_a_start_aborted_before_the_decision_publishes_nothing_and_later_lea
     assert all(seen.values()), seen
 
 
+@under_each("standard", "resident")
 @each_seed
-def test_S32_an_abort_after_publication_yields_a_cancelled_run_with_an_id(seed: int) -> None:
+def test_S32_an_abort_after_publication_yields_a_cancelled_run_with_an_id(seed: int, under: str) -> None:
     async def scene(stage: Stage) -> Run:
-        kid = await stage.start(await stage.root())
+        kid = await stage.start(await stage.root(under=under))
         await kid.dispose()
         run = await kid.result
         assert run.run_id == kid.run_id
@@ -167,8 +188,11 @@ def test_S32_an_abort_after_publication_yields_a_cancelled_run_with_an_id(seed: 
     assert (life.value.status, life.value.reason, life.value.output) == ("cancelled", "cancelled", None)
 
 
+@under_each("standard", "resident")
 @each_seed
-def test_S33_dispose_is_idempotent_cancels_waits_for_quiet_and_removes_the_child_from_the_registry(seed: int) -> None:
+def test_S33_dispose_is_idempotent_cancels_waits_for_quiet_and_removes_the_child_from_the_registry(
+    seed: int, under: str
+) -> None:
     running = 0
 
     async def linger(context: ToolContext, _: object) -> ToolResult:
@@ -186,7 +210,7 @@ def test_S33_dispose_is_idempotent_cancels_waits_for_quiet_and_removes_the_child
 
     async def scene(stage: Stage) -> float:
         stages.append(stage)
-        root = await stage.root()
+        root = await stage.root(under=under)
         kid, sibling = await stage.start(root), await stage.start(root, "sibling")
         await stage.until(lambda _: running > 0)
         before = stage.world.clock.monotonic()
@@ -274,14 +298,17 @@ def _ends_once(reason: str, life: Life[Any]) -> None:
     assert len([fact for fact in life.told(LetterQueued) if fact.run_id == settled.run_id]) == 1
 
 
+@under_each("standard", "courier")
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("reason", [*FINISHES, *ACTS])
-def test_S36_ending_twice_settles_once_for_every_kind_of_end(reason: str, seed: int) -> None:
+def test_S36_ending_twice_settles_once_for_every_kind_of_end(reason: str, seed: int, under: str) -> None:
+    """Under `courier` only a child that the turn awaits ends with it."""
     stages: list[Stage] = []
+    mode = "await" if (under, reason) == ("courier", "parent_cancelled") else "background"
 
     async def answer(request: ModelRequest) -> Finish:
         if request.name == "main":
-            return calls(spawn("kid")) if request.number == 1 else says("ok")
+            return calls(spawn("kid", mode=mode)) if request.number == 1 else says("ok")
         if reason in FINISHES:
             return FINISHES[reason]
         await stages[0].world.clock.sleep(FOREVER_S)
@@ -290,7 +317,7 @@ def test_S36_ending_twice_settles_once_for_every_kind_of_end(reason: str, seed: 
     async def scene(stage: Stage) -> None:
         stages.append(stage)
         limits = {"life.max_steps": 3 if reason == "step_limit" else 6, "life.run_timeout_s": 30}
-        work = await stage.kernel.prompt(await stage.root(limits), "go")
+        work = await stage.kernel.prompt(await stage.root(limits, under), "go")
         await stage.until(lambda _: any(request.name == "kid" for request in stage.model.requests))
         run = stage.run("kid")
         await ACTS.get(reason, _nothing)(stage, run)
@@ -319,10 +346,11 @@ async def _end_again(stage: Stage, run: Run) -> None:
     assert (last.status, last.reason, last.ended_at) == (first.status, first.reason, first.ended_at)
 
 
+@under_each("standard", "courier")
 @each_seed
-def test_S36_several_endings_in_the_same_tick_settle_once(seed: int) -> None:
+def test_S36_several_endings_in_the_same_tick_settle_once(seed: int, under: str) -> None:
     async def scene(stage: Stage) -> Run:
-        kid = await stage.start(await stage.root())
+        kid = await stage.start(await stage.root(under=under))
         await stage.until(lambda events: any(isinstance(event.fact, RunStarted) for event in events))
         begin = stage.kernel.supervisor.begin
         await stage.world.clock.sleep(0.7)  # its answer comes now
@@ -342,11 +370,12 @@ def test_S36_several_endings_in_the_same_tick_settle_once(seed: int) -> None:
     assert life.settled("kid").status == life.value.status
 
 
-def test_S36_a_shutdown_and_the_next_start_settle_once() -> None:
+@under_each("standard", "courier")
+def test_S36_a_shutdown_and_the_next_start_settle_once(under: str) -> None:
     theatre = Theatre()
 
     async def scene(stage: Stage) -> None:
-        await stage.kernel.prompt(await stage.root(), "go")
+        await stage.kernel.prompt(await stage.root(under=under), "go")
         await stage.until(lambda events: any(isinstance(event.fact, RunStarted) for event in events))
         await stage.kernel.close()
 

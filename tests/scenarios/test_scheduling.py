@@ -1,12 +1,15 @@
-"""Scenarios S1 to S14: admission, caps, queues."""
+"""Scenarios S1 to S14: admission, caps, queues; each also under the policies that give it a meaning."""
 
 import asyncio
 from collections import Counter
+from typing import Any
 
-from retinue.core.events import RunQueued, RunSettled, RunStarted, SessionOpened, ToolFinished
+import pytest
+
+from retinue.core.events import RunQueued, RunSettled, RunStarted, SessionOpened, ToolFinished, TurnClosed
 from retinue.core.ids import SessionId
 from retinue.ports import Finish, ModelRequest
-from retinue.runtime.delegate import SpawnRequest
+from retinue.runtime.delegate import SpawnRequest, Way
 from tests.scenarios.stage import (
     AGAIN,
     FunctionModel,
@@ -29,13 +32,17 @@ from tests.scenarios.stage import (
     script,
     seconds_between,
     spawn,
+    under_each,
 )
 
 CREATED_FREELY = {"caps.created.turn": None, "caps.created.root_run": None}
 
 
+@under_each("standard", "roster")
 @each_seed
-def test_S1_start_returns_at_once_queued_without_a_slot_and_later_reading_shows_it_running(seed: int) -> None:
+def test_S1_start_returns_at_once_queued_without_a_slot_and_later_reading_shows_it_running(
+    seed: int, under: str
+) -> None:
     """CONTRACT reserves the child's session id, so it is told at once, not only once the child runs."""
     life = play_turn(
         parent("", spawn("first")),
@@ -48,6 +55,7 @@ def test_S1_start_returns_at_once_queued_without_a_slot_and_later_reading_shows_
         child("first", "one", delay_ms=10_000),
         child("second", "two", delay_ms=10_000),
         policy={"caps.running.root": 1},
+        under=under,
         seed=seed,
     )
     asked = life.asked()
@@ -67,14 +75,16 @@ def test_S1_start_returns_at_once_queued_without_a_slot_and_later_reading_shows_
     assert len(asked) >= 6
 
 
+@under_each("standard", "roster")
 @each_seed
-def test_S2_of_three_children_under_a_limit_of_two_the_third_starts_only_after_a_release(seed: int) -> None:
+def test_S2_of_three_children_under_a_limit_of_two_the_third_starts_only_after_a_release(seed: int, under: str) -> None:
     life = play_turn(
         parent("", spawn("a"), spawn("b"), spawn("c")),
         parent("done"),
         AGAIN,
         child(None, "found", delay_ms=5_000),
         policy={"caps.running.root": 2},
+        under=under,
         seed=seed,
     )
     assert peak(life.events) == 2
@@ -85,10 +95,13 @@ def test_S2_of_three_children_under_a_limit_of_two_the_third_starts_only_after_a
     assert [fact.status for fact in life.told(RunSettled)] == ["completed"] * 3
 
 
+@under_each("standard", "roster")
 @each_seed
-def test_S5_a_child_over_the_limit_of_a_root_run_is_refused_even_when_all_others_have_finished(seed: int) -> None:
+def test_S5_a_child_over_the_limit_of_a_root_run_is_refused_even_when_all_others_have_finished(
+    seed: int, under: str
+) -> None:
     async def scene(stage: Stage) -> None:
-        root = await stage.root({"caps.created.root_run": 3, "caps.max_depth": 2})
+        root = await stage.root({"caps.created.root_run": 3, "caps.max_depth": 2}, under)
         await stage.turn(root)
         await stage.turn(root, "a further prompt is a further root run")
 
@@ -115,8 +128,12 @@ def test_S5_a_child_over_the_limit_of_a_root_run_is_refused_even_when_all_others
     assert len(life.told(SessionOpened)) == 5
 
 
-def test_S9_the_queue_is_first_in_first_out_inside_a_root_and_fair_between_roots_under_1000_waiters() -> None:
-    waiters = {0: 400, 1: 300, 2: 200, 3: 100}
+@pytest.mark.parametrize(("under", "share"), [("standard", 100), ("resident", 10), ("guarded", 10), ("roster", 10)])
+def test_S9_the_queue_is_first_in_first_out_inside_a_root_and_fair_between_roots_under_1000_waiters(
+    under: str, share: int
+) -> None:
+    """All 1 000 wait under `standard`; the other policies queue by the same rule and show it with a tenth of them."""
+    waiters = {0: 4 * share, 1: 3 * share, 2: 2 * share, 3: share}
     gate = asyncio.Event()
 
     async def answer(request: ModelRequest) -> Finish:
@@ -127,7 +144,7 @@ def test_S9_the_queue_is_first_in_first_out_inside_a_root_and_fair_between_roots
     async def queue(stage: Stage, root: SessionId, name: str) -> None:
         request = SpawnRequest(prompt="wait and go", name=name)
         await stage.kernel.load(root)
-        command = await stage.kernel.delegation.prepare(root, request, delivery="handle", call_id=None)
+        command = await stage.kernel.delegation.prepare(root, request, Way(delivery="handle"))
         await stage.kernel.load(root)
         await stage.kernel.scheduler.published(command, stage.kernel.scheduler.accept(command))
 
@@ -137,13 +154,13 @@ def test_S9_the_queue_is_first_in_first_out_inside_a_root_and_fair_between_roots
 
     async def scene(stage: Stage) -> dict[int, int]:
         policy = {"caps.running.process": 1, "caps.running.root": None, "life.run_timeout_s": None, **CREATED_FREELY}
-        roots = [await stage.root(policy) for _ in waiters]
+        roots = [await stage.root(policy, under) for _ in waiters]
         await queue(stage, roots[0], "blocker")
         fillers = [stage.kernel.supervisor.begin(fill(stage, roots[n], count)) for n, count in waiters.items()]
         await asyncio.wait(fillers)
         held = {n: stage.kernel.journal.state.book.queue_length(root) for n, root in enumerate(roots)}
         gate.set()
-        await stage.until(lambda events: sum(isinstance(event.fact, RunSettled) for event in events) == 1001)
+        await stage.until(lambda events: len(places(events, RunSettled)) == 1 + 10 * share)
         return held
 
     life = play(lambda _: FunctionModel(answer), scene)
@@ -178,20 +195,27 @@ def _require_fair(life: Life[dict[int, int]]) -> None:
         since[fact.root_id] = Counter()
 
 
-def _six(seed: int, *, shuffle: bool, on_full: str) -> Life[object]:
+CAPS_OF_FOUR = {"caps.running.root": 4, "caps.running.parent": 4}
+REJECTING = [("standard", {**CAPS_OF_FOUR, "caps.on_full": "reject"}), ("courier", {})]
+"""Policies with a cap of four at which a spawn is refused: what is set, and what the policy says by itself."""
+
+
+def _six(seed: int, policy: dict[str, Any], under: str, *, shuffle: bool) -> Life[TurnClosed]:
     lines = (
         parent("", *(spawn(f"kid{number}") for number in range(1, 7))),
         parent("done"),
         AGAIN,
         child(None, "found", delay_ms=3_000),
     )
-    policy = {"caps.running.root": 4, "caps.running.parent": 4, "caps.on_full": on_full}
     theatre = Theatre(seed=seed, shuffle=shuffle)
-    return theatre.live(script(*lines), lambda stage: stage.go(policy))
+    return theatre.live(script(*lines), lambda stage: stage.to_rest(policy, under))
 
 
-def test_S13_under_a_cap_of_four_spawns_five_and_six_are_refused_and_the_first_four_stay_untouched() -> None:
-    life = _six(0, shuffle=False, on_full="reject")
+@pytest.mark.parametrize(("under", "policy"), REJECTING)
+def test_S13_under_a_cap_of_four_spawns_five_and_six_are_refused_and_the_first_four_stay_untouched(
+    under: str, policy: dict[str, Any]
+) -> None:
+    life = _six(0, policy, under, shuffle=False)
     answers = life.answers(1)
     assert [body_of(answer)["name"] for answer in answers[:4]] == ["kid1", "kid2", "kid3", "kid4"]
     assert [code_of(answer) for answer in answers[4:]] == ["cap_running", "cap_running"]
@@ -200,30 +224,34 @@ def test_S13_under_a_cap_of_four_spawns_five_and_six_are_refused_and_the_first_f
     assert {(fact.status, fact.output) for fact in life.told(RunSettled)} == {("completed", "found")}
 
 
+@pytest.mark.parametrize(("under", "policy"), REJECTING)
 @each_seed
-def test_S13_whatever_the_order_exactly_four_of_six_are_accepted(seed: int) -> None:
-    life = _six(seed, shuffle=True, on_full="reject")
+def test_S13_whatever_the_order_exactly_four_of_six_are_accepted(seed: int, under: str, policy: dict[str, Any]) -> None:
+    life = _six(seed, policy, under, shuffle=True)
     assert sorted(answer.error for answer in life.answers(1)) == [False] * 4 + [True] * 2
     assert [fact.status for fact in life.told(RunSettled)] == ["completed"] * 4
     assert peak(life.events) == 4
 
 
+@under_each("standard", "resident", "guarded", "roster")
 @each_seed
-def test_S14_six_spawns_issued_in_parallel_never_exceed_the_cap(seed: int) -> None:
-    life = _six(seed, shuffle=True, on_full="queue")
+def test_S14_six_spawns_issued_in_parallel_never_exceed_the_cap(seed: int, under: str) -> None:
+    life = _six(seed, CAPS_OF_FOUR, under, shuffle=True)
     assert peak(life.events) == 4
     assert [fact.status for fact in life.told(RunSettled)] == ["completed"] * 6
     assert sorted(body_of(answer)["status"] for answer in life.answers(1)) == ["queued"] * 2 + ["running"] * 4
 
 
+@under_each("standard", "resident", "guarded", "roster")
 @each_seed
-def test_S14_spawns_from_the_model_and_from_python_at_the_same_time_share_the_cap(seed: int) -> None:
+def test_S14_spawns_from_the_model_and_from_python_at_the_same_time_share_the_cap(seed: int, under: str) -> None:
     async def scene(stage: Stage) -> None:
-        root = await stage.root({"caps.running.root": 2})
+        root = await stage.root({"caps.running.root": 2}, under)
         work = await stage.kernel.prompt(root, "go")
         starts = [stage.kernel.supervisor.begin(stage.start(root, f"python{number}")) for number in range(3)]
         await asyncio.wait(starts)
         await work.done.wait()
+        await stage.kernel.tree_rests(root)
 
     life = play(
         script(

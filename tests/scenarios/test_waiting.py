@@ -11,6 +11,7 @@ from retinue.ports import Finish, ModelRequest, ToolText
 from retinue.testing.faults import StorePlan
 from tests.scenarios.stage import (
     AGAIN,
+    PULLING,
     FunctionModel,
     Life,
     Stage,
@@ -31,6 +32,7 @@ from tests.scenarios.stage import (
     script,
     seconds_between,
     spawn,
+    under_each,
 )
 
 
@@ -40,8 +42,11 @@ def _took_s(life: Life[Any], answer: ToolText) -> float:
     return seconds_between(life.events, begun, place(life.events, ToolFinished, call_id=answer.call_id))
 
 
+@under_each("standard", "roster")
 @each_seed
-def test_S40_waiting_for_any_returns_when_the_first_ends_and_still_lists_the_unfinished_ones(seed: int) -> None:
+def test_S40_waiting_for_any_returns_when_the_first_ends_and_still_lists_the_unfinished_ones(
+    seed: int, under: str
+) -> None:
     life = play_turn(
         parent("", spawn("slow")),
         parent("", spawn("quick")),
@@ -50,18 +55,21 @@ def test_S40_waiting_for_any_returns_when_the_first_ends_and_still_lists_the_unf
         AGAIN,
         child("slow", "one", delay_ms=60_000),
         child("quick", "two", delay_ms=2_000),
+        under=under,
         seed=seed,
     )
     answer = life.answers(3)[0]
     waited = body_of(answer)
     assert [(row["name"], row["status"]) for row in waited["items"]] == [("slow", "running"), ("quick", "completed")]
     assert waited["timed_out"] is False
+    assert [row.get("output") for row in waited["items"]] == [None, "two" if under in PULLING else None]
     assert 2 <= _took_s(life, answer) < 5
     assert life.settled("slow").status == "completed"
 
 
+@under_each()
 @each_seed
-def test_S41_an_unknown_id_in_a_wait_list_fails_before_waiting(seed: int) -> None:
+def test_S41_an_unknown_id_in_a_wait_list_fails_before_waiting(seed: int, under: str) -> None:
     life = play_turn(
         parent("", spawn("kid")),
         parent("", call("wait_agent", ids=["{{run:1}}", "r_9999"], timeout_s=600)),
@@ -69,6 +77,7 @@ def test_S41_an_unknown_id_in_a_wait_list_fails_before_waiting(seed: int) -> Non
         parent("done"),
         AGAIN,
         child("kid", "found", delay_ms=30_000),
+        under=under,
         seed=seed,
     )
     for number in (2, 3):
@@ -98,8 +107,9 @@ def _named(request: ModelRequest) -> list[str]:
     return [made_call.arguments["id"] for made_call in made]
 
 
+@under_each()
 @each_seed
-def test_S42_a_run_of_another_session_cannot_be_read_waited_for_or_cancelled(seed: int) -> None:
+def test_S42_a_run_of_another_session_cannot_be_read_waited_for_or_cancelled(seed: int, under: str) -> None:
     """Unknown and foreign ids get the same answer (CONTRACT section 2, rule 8)."""
     foreign: list[str] = []
     thieves: list[SessionId] = []
@@ -119,7 +129,8 @@ def test_S42_a_run_of_another_session_cannot_be_read_waited_for_or_cancelled(see
 
     async def scene(stage: Stage) -> None:
         stages.append(stage)
-        owner, thief = await stage.root(), await stage.root()
+        cut = {"result.output_max_chars": 20_000}
+        owner, thief = await stage.root(cut, under), await stage.root(under=under)
         thieves.append(thief)
         work = await stage.kernel.prompt(owner, "go")
         await stage.until(lambda events: bool(places(events, RunSettled)) and len(places(events, RunQueued)) == 2)
@@ -129,7 +140,9 @@ def test_S42_a_run_of_another_session_cannot_be_read_waited_for_or_cancelled(see
         foreign.append(ended.output_id)
         await stage.turn(thief)
         assert stage.run("open").is_open
+        assert stage.run("ended").result_state != "collected"
         await work.done.wait()
+        await stage.kernel.tree_rests(owner)
 
     life = play(lambda _: FunctionModel(answer), scene, seed=seed)
     (last,) = (request for request in life.asked() if _named(request))
@@ -151,8 +164,9 @@ def _steal(request: ModelRequest, foreign: list[str]) -> Finish:
     return calls(*runs, call("read_agent_output", id=foreign[-1]), *unknown)
 
 
+@under_each()
 @each_seed
-def test_S42_a_child_reaches_neither_its_sibling_nor_its_own_run(seed: int) -> None:
+def test_S42_a_child_reaches_neither_its_sibling_nor_its_own_run(seed: int, under: str) -> None:
     seen: list[str] = []
 
     async def answer(request: ModelRequest) -> Finish:
@@ -171,7 +185,7 @@ def test_S42_a_child_reaches_neither_its_sibling_nor_its_own_run(seed: int) -> N
 
     async def scene(stage: Stage) -> None:
         stages.append(stage)
-        await stage.go({"caps.max_depth": 2})
+        await stage.to_rest({"caps.max_depth": 2}, under)
 
     life = play(lambda _: FunctionModel(answer), scene, seed=seed)
     answers = life.answers(name="nosy")
@@ -180,14 +194,16 @@ def test_S42_a_child_reaches_neither_its_sibling_nor_its_own_run(seed: int) -> N
     assert life.settled("nosy").status == "completed"
 
 
+@under_each("standard", "courier")
 @each_seed
-def test_S44_wait_on_a_running_child_blocks_until_the_end_then_says_completed(seed: int) -> None:
+def test_S44_wait_on_a_running_child_blocks_until_the_end_then_says_completed(seed: int, under: str) -> None:
     life = play_turn(
         parent("", spawn("kid")),
         parent("", call("wait_agent", ids=["{{child:1}}"], timeout_s=120)),
         parent("done"),
         AGAIN,
         child("kid", "found", delay_ms=25_000),
+        under=under,
         seed=seed,
     )
     answer = life.answers(2)[0]
@@ -199,9 +215,10 @@ def test_S44_wait_on_a_running_child_blocks_until_the_end_then_says_completed(se
     assert "output" not in waited["items"][0]  # under push the text comes as a letter
 
 
+@under_each("standard", "courier")
 @pytest.mark.parametrize("mode", ["all", "any"])
 @each_seed
-def test_S45_wait_does_not_return_before_the_delivery_mark(mode: str, seed: int) -> None:
+def test_S45_wait_does_not_return_before_the_delivery_mark(mode: str, seed: int, under: str) -> None:
     """The mark is the durable letter: under a store that is slow at every commit, the answer comes after it."""
     life = Theatre(seed=seed).live(
         script(
@@ -211,7 +228,7 @@ def test_S45_wait_does_not_return_before_the_delivery_mark(mode: str, seed: int)
             AGAIN,
             child("kid", "found", delay_ms=7_000),
         ),
-        lambda stage: stage.go(),
+        lambda stage: stage.to_rest(under=under),
         plan=StorePlan(slow_every=1, slow_s=3.0),
     )
     answer = life.answers(2)[0]
@@ -220,10 +237,11 @@ def test_S45_wait_does_not_return_before_the_delivery_mark(mode: str, seed: int)
     assert place(life.events, LetterQueued) < place(life.events, ToolFinished, call_id=answer.call_id)
 
 
+@under_each("standard", "courier")
 @each_seed
-def test_S45_when_wait_returns_the_letter_can_be_read_from_the_disk(seed: int) -> None:
+def test_S45_when_wait_returns_the_letter_can_be_read_from_the_disk(seed: int, under: str) -> None:
     async def scene(stage: Stage) -> None:
-        work = await stage.kernel.prompt(await stage.root(), "go")
+        work = await stage.kernel.prompt(await stage.root(under=under), "go")
         await stage.until(lambda events: bool(places(events, RunStarted)))
         waited = await stage.kernel.scheduler.wait([stage.run("kid").run_id], "all", 600)
         assert len(places(stage.events(), LetterQueued)) == 1
@@ -237,28 +255,31 @@ def test_S45_when_wait_returns_the_letter_can_be_read_from_the_disk(seed: int) -
     )
 
 
+@pytest.mark.parametrize(("under", "least_s"), [("standard", 2.5), ("courier", 10)])
 @each_seed
-def test_S46_a_wait_that_times_out_says_so_and_does_not_stop_the_child(seed: int) -> None:
+def test_S46_a_wait_that_times_out_says_so_and_does_not_stop_the_child(seed: int, under: str, least_s: float) -> None:
     life = play_turn(
         parent("", spawn("kid")),
         parent("", call("wait_agent", timeout_ms=2_500)),
         parent("", call("wait_agent", timeout_s=60)),
         parent("done"),
         AGAIN,
-        child("kid", "found", delay_ms=10_000),
+        child("kid", "found", delay_ms=20_000),
+        under=under,
         seed=seed,
     )
     answer = life.answers(2)[0]
     waited = body_of(answer)
     assert waited["timed_out"] is True
     assert [(row["name"], row["status"], row["reason"]) for row in waited["items"]] == [("kid", "running", None)]
-    assert 2.5 <= _took_s(life, answer) < 4
+    assert least_s <= _took_s(life, answer) < least_s + 2
     assert body_of(life.answers(3)[0])["timed_out"] is False
     assert (life.settled("kid").status, life.settled("kid").output) == ("completed", "found")
 
 
+@under_each("standard", "resident", "guarded", "roster")
 @each_seed
-def test_S56_cancel_on_a_queued_run_needs_no_slot_and_starts_no_child_session(seed: int) -> None:
+def test_S56_cancel_on_a_queued_run_needs_no_slot_and_starts_no_child_session(seed: int, under: str) -> None:
     life = play_turn(
         parent("", spawn("holder")),
         parent("", spawn("waiter")),
@@ -268,6 +289,7 @@ def test_S56_cancel_on_a_queued_run_needs_no_slot_and_starts_no_child_session(se
         child("holder", "found", delay_ms=30_000),
         child("waiter", "never asked"),
         policy={"caps.running.root": 1},
+        under=under,
         seed=seed,
     )
     answer = life.answers(3)[0]
@@ -282,6 +304,7 @@ def test_S56_cancel_on_a_queued_run_needs_no_slot_and_starts_no_child_session(se
     assert life.asked("waiter") == []
     opened = [event.session_id for event in life.events if isinstance(event.fact, SessionOpened)]
     assert SessionId(waiter.child_id) not in opened
-    assert "was stopped." in payload_of(life.letter("waiter").text)
+    if under not in PULLING:
+        assert "was stopped." in payload_of(life.letter("waiter").text)
     assert life.settled("holder").status == "completed"
     assert len(life.told(RunQueued)) == 2

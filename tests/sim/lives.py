@@ -22,6 +22,8 @@ TEXTS = PromptTexts(
     delegation="delegate well",
     child_notes="you are a child",
     compaction="write notes",
+    output_schema="end with JSON",
+    delegation_pull="fetch results",
 )
 CWD = "/workspace"
 
@@ -57,7 +59,9 @@ def kernel_in(
     return make(msgspec.structs.replace(parts, **more), store.position())
 
 
-async def open_root(kernel: Kernel, policy: dict[str, Any] | None = None, **more: Any) -> SessionId:
-    """Open a root session under `standard` with some switches."""
-    chosen = with_changes(named("standard"), policy or {}, in_code=True)
+async def open_root(
+    kernel: Kernel, policy: dict[str, Any] | None = None, name: str = "standard", **more: Any
+) -> SessionId:
+    """Open a root session under a named policy with some switches on top."""
+    chosen = with_changes(named(name), policy or {}, in_code=True)
     return await kernel.create_session(NewSession(cwd=CWD, model="any:model", policy=chosen, **more))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from retinue.core.decide.runs import CancelRun, decide_cancel_run
+from retinue.core.decide.stops import CancelRun, decide_cancel_run
 from retinue.core.events import RunQueued, RunSettled
 from retinue.core.ids import SessionId
 from retinue.core.state import State
@@ -106,7 +106,8 @@ def _leaks(memory: State, store: SQLiteStore) -> list[str]:
     problems = [] if memory.sessions.keys() == folded.sessions.keys() else ["memory holds other sessions than the log"]
     if memory.runs != folded.runs:
         problems.append("memory holds other runs than the log")
-    if memory.book.total or memory.book.waiting or memory.created != folded.created:
+    created = [{root_id: tree.created for root_id, tree in state.trees.items()} for state in (memory, folded)]
+    if memory.book.total or memory.book.waiting or created[0] != created[1]:
         problems.append("a slot, a place in the queue or a count is left")
     queued = [event for event in all_events(store) if isinstance(event.fact, RunQueued)]
     settled = [event for event in all_events(store) if isinstance(event.fact, RunSettled)]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.core.context import AssistantText, RequestCall, RequestMessage, ToolText, UserText
 from retinue.core.events import ContextCompacted, Event, RunSettled, TurnClosed, Usage
 from retinue.core.ids import CallId
+from retinue.core.messages import AssistantText, RequestCall, RequestMessage, ToolText, UserText
 from retinue.models.wire import body_of
 from retinue.ports import Finish, FinishCall, ModelRequest, Piece, ToolResult
 from retinue.runtime.compaction import HEADING, messages_to_keep, size_bytes

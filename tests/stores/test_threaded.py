@@ -44,6 +44,7 @@ def test_every_call_goes_through_the_executor_with_its_arguments() -> None:
         sessions=(session_row(),),
         blobs=((Digest("d"), b"blob"),),
         outputs=(StoredOutput(output_id=OutputId("o_1"), session_id=ROOT, text="whole"),),
+        switch=False,
     )
     plain = SQLiteStore(":memory:")
     executor = CountingExecutor()
@@ -54,6 +55,7 @@ def test_every_call_goes_through_the_executor_with_its_arguments() -> None:
         assert await store.read(ROOT, 1, 5) == [batch.events[1]]
         assert await store.tail(1, ROOT, 5) == [batch.events[1]]
         assert await store.position() == 2
+        assert await store.switch() is False
         assert await store.last_seq(ROOT) == 2
         assert await store.session(ROOT) == plain.session(ROOT)
         assert await store.sessions(Page(limit=1), roots_only=False, open_only=True) == ([], None)
@@ -64,5 +66,5 @@ def test_every_call_goes_through_the_executor_with_its_arguments() -> None:
         await store.close()
 
     asyncio.run(use())
-    wanted = "commit read tail position last_seq session sessions run runs blob output close"
+    wanted = "commit read tail position switch last_seq session sessions run runs blob output close"
     assert executor.calls == wanted.split()

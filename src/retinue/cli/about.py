@@ -22,8 +22,8 @@ def policies(*, as_json: bool) -> int:
     rows = [(key.name, *(show(value) for value in key.columns), _acted_on(key)) for key in TABLE]
     printing.table(("SWITCH", *NAMES, "ACTED ON"), rows, _POLICY_CELL_CHARS)
     printing.text(
-        "\nOnly 'standard' can be chosen in this version; --set changes its switches one by one. Setting a value that "
-        "is not acted on yet is refused. 'none' is no limit."
+        "\n--policy chooses one, --set changes its switches one by one. Setting a value that is not acted on yet is "
+        "refused. 'none' is no limit."
     )
     return 0
 

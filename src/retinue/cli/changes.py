@@ -1,40 +1,39 @@
-"""The commands that need the owner: cancel, wait, live output; they ask it, or become it where there is none."""
+"""The commands that ask the owner: cancel, interrupt, wait, delete, switch, live output; none of them stays one."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from retinue.app import DATABASE, Runtime, run_async
+from retinue.app import run_async
 from retinue.cli import printing
+from retinue.cli.asking import GONE, answer, answer_in_time, owners_socket, require_record
 from retinue.cli.lists import show_run
 from retinue.cli.options import Where
-from retinue.cli.owning import OWNER_CHANGE_MAX_S, PAUSE_S, momentary_command
-from retinue.cli.reading import find_run, is_text, last_answer, record, record_of
-from retinue.control import METHODS, WAIT_MAX_S, call_owner
+from retinue.cli.plain import line
+from retinue.cli.reading import below, find_run, find_session, is_text, last_answer, record, record_of
+from retinue.control import WAIT_MAX_S, call_owner
 from retinue.core.errors import RetinueError, not_found
 from retinue.runtime.scheduler import cut_slice
 from retinue.settings import Settings, read_settings
-from retinue.stores.owner import read_owner
 from retinue.tools.agents import wait_row
 
 OUTPUT_MAX_CHARS: Final = 200_000
 """Characters of one answer: with four bytes each they fit the control socket's line."""
-CANCEL_MAX_S: Final = 15.0
-"""Seconds in which an owner that is alive has cancelled a run: twice the grace of a body that ignores it, and more."""
 WAIT_MARGIN_S: Final = 1.0
 """Seconds that an owner has to answer once the time of a wait has run out."""
 OUTPUT_MAX_S: Final = 5.0
 """Seconds that an owner has to say what a run has streamed so far; then the record is read."""
-_GONE: Final = frozenset({"stopping", "store_owned"})
-"""What we are told where the owner changes while we ask."""
 
 
 def runs_cancel(run_id: str, options: Where) -> int:
     """Cancel a run and print it after it has ended."""
     _require_text((run_id,))
-    body = run_async(_cancelled(read_settings(options.data_dir), run_id))
+    settings = read_settings(options.data_dir)
+    require_record(settings, "run", run_id)
+    body = run_async(answer_in_time(settings, "runs.cancel", {"id": run_id}))
     if options.json:
         printing.document(body)
         return 0
@@ -45,6 +44,62 @@ def runs_cancel(run_id: str, options: Where) -> int:
     return 0
 
 
+def runs_interrupt(run_id: str, options: Where) -> int:
+    """Stop what a child does now and print how its run ended."""
+    _require_text((run_id,))
+    settings = read_settings(options.data_dir)
+    require_record(settings, "run", run_id)
+    body = run_async(answer_in_time(settings, "runs.interrupt", {"id": run_id}))
+    if options.json:
+        printing.document(body)
+    else:
+        printing.text(f"{body['run_id']}: {body['note'] or body['status']}")
+    return 0
+
+
+def sessions_delete(session_id: str, options: Where, *, yes: bool) -> int:
+    """Delete a session and everything below it."""
+    if not is_text(session_id):
+        raise not_found("session", session_id)
+    settings = read_settings(options.data_dir)
+    require_record(settings, "session", session_id)
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        _require_wanted(settings, session_id)
+    body = run_async(answer_in_time(settings, "sessions.delete", {"id": session_id}))
+    if options.json:
+        printing.document(body)
+    else:
+        printing.text("\n".join(f"{deleted} deleted" for deleted in body["deleted"]))
+    return 0
+
+
+def _require_wanted(settings: Settings, session_id: str) -> None:
+    """Raise `denied` unless the person at the terminal says yes."""
+    with record_of(settings) as store:
+        row = find_session(store, session_id)
+        runs = [] if store is None else below(store, row)
+    sessions = len({run.session_id for run in runs})
+    under = f" and the {sessions} session{'' if sessions == 1 else 's'} below it" if sessions else ""
+    printing.mark(f"Delete {session_id} ({line(row.header.name, 40)}){under} for good? [y/N] ")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RetinueError("denied", "Nothing was deleted.", "Say y, or give --yes.")
+
+
+def switch(state: str | None, options: Where) -> int:
+    """Set the master switch, or show it; off cancels every child that is queued or works."""
+    settings = read_settings(options.data_dir)
+    if state is None:
+        with record_of(settings) as store:
+            body: dict[str, Any] = {"on": store is None or store.switch()}
+    else:
+        body = run_async(answer_in_time(settings, "switch.set", {"on": state == "on"}))
+    if options.json:
+        printing.document(body)
+    else:
+        printing.text(f"delegation is {'on' if body['on'] else 'off'}")
+    return 0
+
+
 def runs_wait(ids: Sequence[str], mode: str, timeout_s: float, options: Where) -> int:
     """Wait for runs and print what became of them."""
     if not 0 <= timeout_s <= WAIT_MAX_S:
@@ -52,6 +107,7 @@ def runs_wait(ids: Sequence[str], mode: str, timeout_s: float, options: Where) -
         raise RetinueError("invalid", detail, f"Give 0 to {WAIT_MAX_S:g} seconds.")
     _require_text(ids)
     settings = read_settings(options.data_dir)
+    require_record(settings, "run", ids[0])
     body = run_async(_waited(settings, ids, mode, timeout_s)) or _as_stored(settings, ids)
     if options.json:
         printing.document(body)
@@ -106,16 +162,16 @@ def _roots_output(name: str, window: tuple[int, int], where: Where) -> dict[str,
 
 def _live_output(run_id: str, window: tuple[int, int], where: Where) -> dict[str, Any] | None:
     """Return what the owner says, which is the text as it streams; null where no owner answers."""
-    owner = read_owner(read_settings(where.data_dir).data_dir)
-    if owner is None or not owner["socket"]:
+    socket = owners_socket(read_settings(where.data_dir))
+    if socket is None:
         return None
     ask = {"id": run_id, "offset": window[0], "limit": window[1]}
     try:
-        return run_async(asyncio.wait_for(call_owner(owner["socket"], "runs.output", ask), OUTPUT_MAX_S))
+        return run_async(asyncio.wait_for(call_owner(socket, "runs.output", ask), OUTPUT_MAX_S))
     except TimeoutError:
         return None
     except RetinueError as error:
-        if error.code in _GONE:
+        if error.code in GONE:
             return None
         raise
 
@@ -129,23 +185,12 @@ def _stored_output(run_id: str, window: tuple[int, int], where: Where) -> dict[s
     return body
 
 
-async def _cancelled(settings: Settings, run_id: str) -> dict[str, Any]:
-    try:
-        async with asyncio.timeout(CANCEL_MAX_S):
-            return await _answer(settings, "runs.cancel", {"id": run_id})
-    except TimeoutError as error:
-        detail = f"The owner of {settings.data_dir} did not answer within {CANCEL_MAX_S:g} s; it may still cancel it."
-        raise RetinueError(
-            "store_owned", detail, "See 'retinue doctor' for its process; let it go on, or end it."
-        ) from error
-
-
 async def _waited(settings: Settings, ids: Sequence[str], mode: str, timeout_s: float) -> dict[str, Any] | None:
     """Return the owner's answer; null where it gives none in time."""
     ask = {"ids": list(ids), "mode": mode, "timeout_s": timeout_s}
     try:
         async with asyncio.timeout(timeout_s + WAIT_MARGIN_S):
-            return await _answer(settings, "runs.wait", ask)
+            return await answer(settings, "runs.wait", ask)
     except TimeoutError:
         return None
 
@@ -154,26 +199,3 @@ def _as_stored(settings: Settings, ids: Sequence[str]) -> dict[str, Any]:
     """Return what the record says, as a wait that ran out: its owner is stopped, or cannot store anything."""
     with record_of(settings) as store:
         return {"items": [wait_row(find_run(store, name)) for name in ids], "timed_out": True}
-
-
-async def _answer(settings: Settings, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the owner's answer, whoever that is: it may come or go while we ask."""
-    loop = asyncio.get_running_loop()
-    give_up_s = loop.time() + OWNER_CHANGE_MAX_S
-    while True:
-        if not (settings.data_dir / DATABASE).exists():
-            raise not_found("run", str(params.get("id") or (params.get("ids") or [""])[0]))
-        try:
-            return await _once(settings, method, params)
-        except RetinueError as error:
-            if error.code not in _GONE or loop.time() > give_up_s:
-                raise
-        await asyncio.sleep(PAUSE_S)
-
-
-async def _once(settings: Settings, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    owner = read_owner(settings.data_dir)
-    if owner is not None and owner["socket"]:
-        return await call_owner(owner["socket"], method, params)
-    async with Runtime(settings, command=momentary_command(method)) as runtime:
-        return await METHODS[method](runtime.kernel, params)

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from retinue.cli.options import DemoOptions, Paging, RunOptions, Where
+from retinue.cli.options import DemoOptions, Paging, RunOptions, SessionOptions, Where
 
 _PARTS: Final = {
     "run": "retinue.cli.running",
     "demo": "retinue.cli.running",
+    "chat": "retinue.cli.chatting",
     "sessions_list": "retinue.cli.lists",
     "sessions_show": "retinue.cli.lists",
     "runs_list": "retinue.cli.lists",
@@ -20,6 +21,10 @@ _PARTS: Final = {
     "runs_output": "retinue.cli.changes",
     "runs_wait": "retinue.cli.changes",
     "runs_cancel": "retinue.cli.changes",
+    "runs_interrupt": "retinue.cli.changes",
+    "runs_message": "retinue.cli.messages",
+    "sessions_delete": "retinue.cli.changes",
+    "switch": "retinue.cli.changes",
     "policies": "retinue.cli.about",
     "models": "retinue.cli.about",
     "config_show": "retinue.cli.about",
@@ -57,12 +62,24 @@ def run(
 ) -> int:
     """Run a prompt in a new session, or in the one that --session or --continue names.
 
-    Prints the final text; on a terminal the live tree while it works. Exit: 0 completed, 1 failed, 2 usage,
-    3 cancelled or interrupted, 4 over budget, 5 store; 130 where SIGINT came before a turn could take it or when it
-    was over. SIGINT (Ctrl-C) stops the turn and its children, a second one leaves after the commit in hand; SIGTERM and
-    SIGHUP end everything in order within 5 seconds.
+    Prints the final text; on a terminal the live tree while it works. It stays until no child of the session works any
+    more and no letter waits that would start a turn. Exit, by the prompt's own turn: 0 completed, 1 failed, 2 usage,
+    3 cancelled or interrupted, 4 over budget, 5 store; 130 where SIGINT came before a turn could take it or when it was
+    over. SIGINT (Ctrl-C) stops the turn and its children, or the children that go on after it; a second one leaves
+    after the commit in hand; SIGTERM and SIGHUP end everything in order within 5 seconds.
     """
     return _part("run")(prompt, options or RunOptions())
+
+
+@app.command
+def chat(*, options: SessionOptions | None = None) -> int:
+    """Talk with a session over several turns, a new one or the one that --session or --continue names.
+
+    A line opens a turn, or goes into the one that is open. Lines that do not come from a terminal wait until nothing of
+    the tree works any more; the end of the input ends the chat then. /help lists the commands in it. SIGINT (Ctrl-C)
+    stops the open turn, twice it ends the chat.
+    """
+    return _part("chat")(options or SessionOptions())
 
 
 @app.command
@@ -91,6 +108,18 @@ def sessions_show(
 ) -> int:
     """Show one session: header, turns, usage, and the runs below it."""
     return _part("sessions_show")(session_id, options or Where())
+
+
+@sessions.command(name="delete")
+def sessions_delete(
+    session_id: Annotated[str, Parameter(name="ID", help="A session (s_…), root or child.")],
+    /,
+    *,
+    yes: Annotated[bool, Parameter(negative="", help="Do not ask at a terminal.")] = False,
+    options: Where | None = None,
+) -> int:
+    """Delete a session and everything below it for good, what works there stopped before."""
+    return _part("sessions_delete")(session_id, options or Where(), yes=yes)
 
 
 @runs.command(name="list")
@@ -142,6 +171,40 @@ def runs_wait(
 def runs_cancel(run_id: RunId, /, *, options: Where | None = None) -> int:
     """End a run and everything below it, and print it once it has ended."""
     return _part("runs_cancel")(run_id, options or Where())
+
+
+@runs.command(name="interrupt")
+def runs_interrupt(run_id: RunId, /, *, options: Where | None = None) -> int:
+    """Stop a child's current run only; messages that wait for it stay parked until the next one."""
+    return _part("runs_interrupt")(run_id, options or Where())
+
+
+@runs.command(name="message")
+def runs_message(
+    run_id: RunId,
+    text: Annotated[str, Parameter(name="TEXT", help="What to say to the child, in its parent's name.")],
+    /,
+    *,
+    options: Where | None = None,
+) -> int:
+    """Say something to a child: its next run begins, or waits behind the one at work.
+
+    Where no process owns the record this one does, until nothing of the tree works any more.
+    """
+    return _part("runs_message")(run_id, text, options or Where())
+
+
+@app.command
+def switch(
+    state: Annotated[
+        Literal["on", "off"] | None, Parameter(name="STATE", help="on or off; without it the switch is shown.")
+    ] = None,
+    /,
+    *,
+    options: Where | None = None,
+) -> int:
+    """Show or set the master switch: off, no session delegates, and every child that works is cancelled."""
+    return _part("switch")(state, options or Where())
 
 
 @app.command

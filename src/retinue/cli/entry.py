@@ -20,7 +20,7 @@ REFUSED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 3
 STORE: Final = 5
-_STREAMING: Final = frozenset({"run", "demo"})
+_STREAMING: Final = frozenset({"run", "demo", "chat"})
 _STORE_CODES: Final = frozenset({"store_failed", "store_owned"})
 _NO_FOLDER: Final = ("invalid", "The working directory is gone: somebody deleted it.", "Go to a folder that exists.")
 

@@ -5,10 +5,9 @@ from typing import Final
 
 from retinue.core.errors import RetinueError
 
-COMMANDS: Final = frozenset({"agents", "approvals", "attach", "chat", "serve", "switch", "timeline", "trust"})
+COMMANDS: Final = frozenset({"agents", "approvals", "attach", "serve", "timeline", "trust"})
 BELOW: Final = {
-    "sessions": frozenset({"changes", "delete", "diff", "export", "import", "prune", "rewind"}),
-    "runs": frozenset({"interrupt", "message"}),
+    "sessions": frozenset({"changes", "diff", "export", "import", "prune", "rewind"}),
 }
 """Group → its commands; a person may also name one without its group."""
 FLAGS: Final = {"runs show": frozenset({"--rights"})}

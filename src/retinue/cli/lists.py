@@ -7,17 +7,19 @@ from typing import Any
 import msgspec
 
 from retinue.cli import printing
+from retinue.cli.budgets import budgets
 from retinue.cli.options import Paging, Where
-from retinue.cli.plain import duration, line, steps, tokens
+from retinue.cli.plain import amount, duration, line, steps, tokens
 from retinue.cli.reading import below, find_run, find_session, record
 from retinue.core.errors import RetinueError
 from retinue.core.events import Usage
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.ports import Page, RunFilter
+from retinue.stores.sqlite import SQLiteStore
 
 LIMIT_MAX_ROWS = 1000
-_RUN_HEADS = ("RUN", "SESSION", "NAME", "STATUS", "WHY", "STEPS", "TOKENS", "TIME")
+_RUN_HEADS = ("RUN", "SESSION", "NAME", "ROUND", "STATUS", "WHY", "STEPS", "TOKENS", "TIME")
 
 
 def sessions_list(options: Paging) -> int:
@@ -52,23 +54,40 @@ def sessions_show(session_id: str, options: Where) -> int:
 
 
 def runs_list(session_id: str | None, options: Paging, *, open_only: bool) -> int:
-    """List runs."""
+    """List runs, and what their root runs have spent where tokens are limited."""
     page = _page(options)
     with record(options) as store:
-        if session_id is not None:
-            row = find_session(store, session_id)
-            found = [] if store is None else below(store, row)
-            rows, cursor = _slice([run for run in found if run.is_open or not open_only], page)
-        else:
-            rows, cursor = ([], None) if store is None else store.runs(RunFilter(open_only=open_only), page)
+        rows, cursor = _runs(store, session_id, page, open_only=open_only)
+        budget = [] if store is None else budgets(store, rows)
     if options.json:
-        printing.document({"items": [run.to_dict() for run in rows], "next": cursor})
+        printing.document(
+            {"items": [run.to_dict() for run in rows], "next": cursor, **({"budget": budget} if budget else {})}
+        )
     elif not rows:
         printing.note("No runs here.")
     else:
         printing.table(_RUN_HEADS, [_run_cells(run) for run in rows])
+        for row in budget:
+            printing.text(_budget(row))
         _more(cursor)
     return 0
+
+
+def _runs(
+    store: SQLiteStore | None, session_id: str | None, page: Page, *, open_only: bool
+) -> tuple[list[Run], str | None]:
+    if session_id is not None:
+        row = find_session(store, session_id)
+        found = [] if store is None else below(store, row)
+        return _slice([run for run in found if run.is_open or not open_only], page)
+    return ([], None) if store is None else store.runs(RunFilter(open_only=open_only), page)
+
+
+def _budget(row: dict[str, Any]) -> str:
+    spent, limit = amount(row["spent"]), amount(row["limit"])
+    more = f", {amount(row['reserved'])} reserved" if row["reserved"] else ""
+    over = ", exceeded" if row["exceeded"] else ""
+    return f"budget of {row['root_run_id']}: {spent} of {limit} tokens spent{more}{over}"
 
 
 def runs_show(run_id: str, options: Where) -> int:
@@ -76,6 +95,8 @@ def runs_show(run_id: str, options: Where) -> int:
     with record(options) as store:
         run = find_run(store, run_id)
     show_run(run.to_dict(), as_json=options.json)
+    if not options.json and run.spec.round > 1:
+        printing.note(f"It is round {run.spec.round} of {run.session_id}.")
     return 0
 
 
@@ -106,7 +127,8 @@ def tree(session_id: str, options: Where) -> int:
     printing.text(f"{line(row.header.name)}  {row.session_id}  {_how(row)}  {line(row.header.model)}")
     for depth, run in ordered:
         why = _why(run)
-        shown = f"{'  ' * depth}{line(run.name, 40)}  {run.run_id}  {run.status}{': ' if why else ''}{line(why)}"
+        nth = f" (round {run.spec.round})" if run.spec.round > 1 else ""
+        shown = f"{'  ' * depth}{line(run.name, 40)}{nth}  {run.run_id}  {run.status}{': ' if why else ''}{line(why)}"
         printing.text(f"{shown}  {steps(run.steps)}, {tokens(run.usage)}{_took(run)}")
     return 0
 
@@ -200,7 +222,9 @@ def _usage(usage: Usage) -> str:
 def _run_cells(run: Run) -> tuple[object, ...]:
     seconds = _seconds(run)
     time = "" if seconds is None else duration(seconds)
-    return run.run_id, run.session_id, run.name, run.status, _why(run), run.steps, tokens(run.usage), time
+    why = _why(run)
+    used = tokens(run.usage)
+    return run.run_id, run.session_id, run.name, run.spec.round, run.status, why, run.steps, used, time
 
 
 def _seconds(run: Run) -> float | None:
@@ -212,6 +236,8 @@ def _seconds(run: Run) -> float | None:
 
 def _why(run: Run) -> str:
     """Return why a run waits, or how it ended where that is more than done."""
+    if run.is_parked and run.waiting_for is not None:
+        return f"parked: {run.waiting_for.what}"
     if run.waiting_for is not None:
         place = "" if run.queue_position is None else f", number {run.queue_position} in the queue"
         return f"waits for {run.waiting_for.what}{place}"

@@ -34,8 +34,8 @@ class Paging(Where):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Where):
-    """How `run` opens or continues a session."""
+class SessionOptions(Where):
+    """Which session a command opens or continues."""
 
     model: Annotated[
         str | None,
@@ -67,6 +67,20 @@ class RunOptions(Where):
             help="Continue the newest root session that was opened in the working directory, or in --cwd.",
         ),
     ] = False
+    tools: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Tools of your own as module:object; may be given several times."),
+    ] = ()
+    json: Annotated[
+        bool, Parameter(negative="", help="Print the stored events of the whole tree, one JSON object a line.")
+    ] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(SessionOptions):
+    """How `run` runs a prompt."""
+
     no_wait: Annotated[
         bool,
         Parameter(
@@ -75,15 +89,8 @@ class RunOptions(Where):
             "Where a turn is held open until its children have ended, none is.",
         ),
     ] = False
-    tools: Annotated[
-        tuple[str, ...],
-        Parameter(negative="", help="Tools of your own as module:object; may be given several times."),
-    ] = ()
     deltas: Annotated[
         bool, Parameter(negative="", help="With --json: also the text as it streams, in lines that are not stored.")
-    ] = False
-    json: Annotated[
-        bool, Parameter(negative="", help="Print the stored events of the whole tree, one JSON object a line.")
     ] = False
 
 

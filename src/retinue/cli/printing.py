@@ -42,12 +42,23 @@ def note(words: str) -> None:
         streams.send(sys.stderr, safe(words).encode("utf-8", "replace") + b"\n")
 
 
+def mark(words: str) -> None:
+    """Print to stderr without an end of line, for a person who is to type behind it."""
+    with suppress(streams.UnwrittenError):
+        streams.send(sys.stderr, words.encode())
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], cell_max_chars: int = CELL_MAX_CHARS) -> None:
     """Print rows in columns under their heads."""
+    for words in aligned(heads, rows, cell_max_chars):
+        text(words)
+
+
+def aligned(heads: Sequence[str], rows: Iterable[Sequence[object]], cell_max_chars: int = CELL_MAX_CHARS) -> list[str]:
+    """Return rows in columns under their heads, a line each."""
     lines = [list(heads), *([line(str(cell), cell_max_chars) for cell in row] for row in rows)]
     widths = [max(len(cells[column]) for cells in lines) for column in range(len(heads))]
-    for cells in lines:
-        text("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines]
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from retinue.cli import printing
 from retinue.cli.plain import duration, line, steps
 from retinue.cli.watch import Row, Tree
-from retinue.core.events import Event, SessionOpened, TurnOpened, Usage, Warned
+from retinue.core.events import Event, SessionOpened, TurnClosed, TurnOpened, Usage, Warned
 from retinue.core.ids import SessionId
 from retinue.ports import Executor, Live
 from retinue.runtime.handles import TurnResult
@@ -31,8 +31,8 @@ class Show(Protocol):
         """Show one event of the tree."""
         ...
 
-    async def result(self, result: TurnResult) -> None:
-        """Show how the turn ended."""
+    async def result(self, result: TurnResult, answer: str | None, /) -> None:
+        """Show how the prompt's own turn ended, and what the last turn said that completed; null where none did."""
         ...
 
     def stop(self) -> None:
@@ -46,7 +46,7 @@ class JsonLines:
     def __init__(self, session_id: SessionId, executor: Executor) -> None:
         """Print nothing yet."""
         self._session_id = session_id
-        self._executor = executor
+        self.executor = executor
         self._turn: TurnOpened | None = None
 
     async def begin(self) -> None:
@@ -55,13 +55,13 @@ class JsonLines:
     async def item(self, item: Event | Live) -> None:
         """Print one line."""
         if not isinstance(item, Event):
-            await self._executor.run(printing.write_json, msgspec.json.encode(item.to_dict()))
+            await self.executor.run(printing.write_json, msgspec.json.encode(item.to_dict()))
             return
         if item.session_id == self._session_id and isinstance(item.fact, TurnOpened):
             self._turn = item.fact
-        await self._executor.run(printing.write_json, wire(item))
+        await self.executor.run(printing.write_json, wire(item))
 
-    async def result(self, result: TurnResult) -> None:
+    async def result(self, result: TurnResult, _answer: str | None, /) -> None:
         """Print the ending that could not be stored, without `seq` and `position`; a stored one was printed."""
         if result.stored:
             return
@@ -73,7 +73,7 @@ class JsonLines:
             "root_run_id": None if self._turn is None else self._turn.root_run_id,
             **result.to_dict(),
         }
-        await self._executor.run(printing.document, ending)
+        await self.executor.run(printing.document, ending)
 
     def stop(self) -> None:
         """Do nothing: no terminal was taken."""
@@ -84,33 +84,33 @@ class Lines:
 
     def __init__(self, tree: Tree, executor: Executor) -> None:
         """Print nothing yet."""
-        self._tree = tree
-        self._executor = executor
+        self.tree = tree
+        self.executor = executor
 
     async def begin(self) -> None:
         """Name the session."""
-        root = self._tree.root
+        root = self.tree.root
         await self._note(f"session {root.session_id}, model {line(root.model)}")
 
     async def item(self, item: Event | Live) -> None:
         """Print a line where a status changed or a warning came."""
         if not isinstance(item, Event):
             return
-        row = self._tree.fold(item)
+        row = self.tree.fold(item)
         if row is not None and row.status != "queued":
-            await self._note(_line(row, is_root=row is self._tree.root))
+            await self._note(_line(row, is_root=row is self.tree.root))
         elif isinstance(item.fact, Warned):
             await self._note(f"warning: {line(item.fact.text)}")
 
-    async def result(self, result: TurnResult) -> None:
+    async def result(self, result: TurnResult, answer: str | None, /) -> None:
         """Print the final text, or why there is none."""
-        await self._executor.run(ending, result)
+        await self.executor.run(ending, result, answer)
 
     def stop(self) -> None:
         """Do nothing: no terminal was taken."""
 
     async def _note(self, words: str) -> None:
-        await self._executor.run(printing.note, words)
+        await self.executor.run(printing.note, words)
 
 
 class Picture:
@@ -120,14 +120,14 @@ class Picture:
         """Draw nothing yet."""
         self._tree = tree
         self._live = live
-        self._executor = executor
+        self.executor = executor
         self._warnings: list[str] = []
 
     async def begin(self) -> None:
         """Name the session and begin to draw."""
         root = self._tree.root
-        await self._executor.run(printing.note, f"session {root.session_id}, model {line(root.model)}")
-        await self._executor.run(self._live.start)
+        await self.executor.run(printing.note, f"session {root.session_id}, model {line(root.model)}")
+        await self.executor.run(self._live.start)
 
     async def item(self, item: Event | Live) -> None:
         """Take one event; it is drawn with the next picture."""
@@ -137,13 +137,13 @@ class Picture:
         if isinstance(item.fact, Warned):
             self._warnings.append(f"warning: {line(item.fact.text)}")
 
-    async def result(self, result: TurnResult) -> None:
+    async def result(self, result: TurnResult, answer: str | None, /) -> None:
         """Draw the last picture, then print the final text, or why there is none."""
-        await self._executor.run(self._live.stop)
+        await self.executor.run(self._live.stop)
         for words in self._warnings:
-            await self._executor.run(printing.note, words)
-        await self._executor.run(printing.note, "")
-        await self._executor.run(ending, result)
+            await self.executor.run(printing.note, words)
+        await self.executor.run(printing.note, "")
+        await self.executor.run(ending, result, answer)
 
     def stop(self) -> None:
         """Give the terminal back."""
@@ -161,14 +161,18 @@ def show_for(header: SessionOpened, session_id: SessionId, executor: Executor, *
     return Picture(tree, importlib.import_module("retinue.cli.live").LiveTree(tree), executor)
 
 
-def ending(result: TurnResult) -> None:
+def ending(result: TurnResult, answer: str | None) -> None:
     """Print the final text to stdout; of a turn that did not complete, the reason and the text so far to stderr."""
-    if result.stored and result.status == "completed":
-        printing.text(result.text or "")
-        return
+    if not (result.stored and result.status == "completed"):
+        unfinished(result)
+    printing.text(answer or "")
+
+
+def unfinished(result: TurnResult | TurnClosed) -> None:
+    """Print why a turn did not complete, and what it had said, to stderr."""
     how = result.status if result.reason == result.status else f"{result.status} ({result.reason})"
     printing.note(f"retinue: {how}: {line(result.detail, 2000)}")
-    if not result.stored:
+    if isinstance(result, TurnResult) and not result.stored:
         printing.note("  Nothing more was stored. Mend the cause ('retinue doctor' looks for it), then start again.")
     partial = result.text or result.partial
     if partial:

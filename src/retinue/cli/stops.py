@@ -31,6 +31,10 @@ class Stops:
         if self.asked:
             raise RetinueError("stopping", "It was told to stop before the turn began.", "No turn was opened.")
 
+    def begin_anew(self) -> None:
+        """Forget the interrupts so far: the next one is a first one again."""
+        self._interrupts = 0
+
     @contextmanager
     def listening(self) -> Generator[None]:
         """Take the signals of this process while inside; a SIGHUP that nohup had ignored stays ignored."""

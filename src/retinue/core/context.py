@@ -1,44 +1,9 @@
-"""What a model request says: its message types and their order at a step boundary; it never reads a log."""
+"""What a request repeats of a log, and the order of input at a step boundary; it never reads a log."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from retinue.core.events import MessageAssistant, MessageUser, ToolFinished, Value
-from retinue.core.ids import CallId
-
-
-class UserText(Value, tag="user"):
-    """A user-role message of a request."""
-
-    text: str
-
-
-class RequestCall(Value):
-    """A tool call as it stands in the history that is sent."""
-
-    call_id: CallId
-    name: str
-    arguments: dict[str, Any]
-
-
-class AssistantText(Value, tag="assistant"):
-    """An assistant message of a request; each of its calls is followed by its `ToolText`."""
-
-    text: str
-    reasoning: str = ""
-    tool_calls: tuple[RequestCall, ...] = ()
-
-
-class ToolText(Value, tag="tool"):
-    """The answer to one call; `error` marks a refusal or a failure."""
-
-    call_id: CallId
-    name: str
-    text: str
-    error: bool = False
-
-
-RequestMessage = UserText | AssistantText | ToolText
+from retinue.core.events import MessageAssistant, MessageUser, ToolFinished
+from retinue.core.messages import AssistantText, RequestCall, ToolText, UserText
 
 
 def assistant_text(fact: MessageAssistant) -> AssistantText:

@@ -8,6 +8,7 @@ from typing import Any, Literal, dataclass_transform
 import msgspec
 
 from retinue.core.ids import CallId, Digest, LetterId, OutputId, Position, RunId, Seq, SessionId, StepNo, TurnNo
+from retinue.core.messages import RequestMessage, Value
 
 Status = Literal["queued", "running", "completed", "failed", "cancelled", "interrupted"]
 EndStatus = Literal["completed", "failed", "cancelled", "interrupted"]
@@ -18,12 +19,6 @@ LetterKind = Literal["result", "report", "message"]
 Cause = Literal["prompt", "letter", "message"]
 Delivery = Literal["letter", "await", "handle"]
 """How a settlement goes home: as a letter, as the result of the awaiting call, or through a Python handle."""
-
-
-# msgspec hands frozen on to subclasses; the type checker has to be told.
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the immutable values inside facts."""
 
 
 class Usage(Value):
@@ -100,10 +95,19 @@ class Snapshot(Value):
 
 
 class RunSpec(Value):
-    """What was asked for: everything needed to start the run that its Run object does not show."""
+    """What was asked for: everything needed to start the run that its Run object does not show.
+
+    All but the first four fields are frozen at the child's spawn and the same for each of its runs.
+    """
 
     prompt: str
+    """The instruction; empty for a run that a letter started."""
     delivery: Delivery = "letter"
+    cause: Cause = "prompt"
+    sender_id: SessionId | None = None
+    """Who wrote the instruction; null is the parent."""
+    round: int = 1
+    """Which instruction of the child this is; a run that a letter started has the number of the one before."""
     background: str | None = None
     system_prompt: str | None = None
     max_steps: int | None = None
@@ -115,6 +119,11 @@ class RunSpec(Value):
     profile: str = "build"
     approval: str = "manual"
     environment_digest: Digest | None = None
+    output_schema: dict[str, Any] | None = None
+    """A JSON schema that the last message must match."""
+    seed: tuple[RequestMessage, ...] = ()
+    """The history that the child begins with: its parent's completed turns when it was spawned (provider `fork`)."""
+    seed_seq: Seq | None = None
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -144,6 +153,15 @@ class SessionOpened(Fact, tag="session.opened"):
     effort: str | None = None
     system_prompt: str | None = None
     definition: Snapshot | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class ContextSeeded(Fact, tag="context.seeded"):
+    """The history a forked session begins with: completed turns of `from_id` up to its `up_to_seq`."""
+
+    from_id: SessionId
+    up_to_seq: Seq
+    messages: tuple[RequestMessage, ...]
 
 
 class TurnOpened(Fact, tag="turn.opened"):
@@ -174,6 +192,8 @@ class StepOpened(Fact, tag="step.opened"):
     prompt_digest: Digest
     tools_digest: Digest
     reserved: int | None = None
+    """Tokens set aside from the tree's budget; null where there is no limit."""
+    output_tokens_max: int | None = None
 
 
 class MessageAssistant(Fact, tag="message.assistant"):
@@ -207,7 +227,7 @@ class ToolStarted(Fact, tag="tool.started"):
 
 
 class ToolFinished(Fact, tag="tool.finished"):
-    """A tool call is answered. `run_id` names the run whose result this answer carries home."""
+    """A tool call is answered. `run_id` and `collected` name the runs whose results this answer carries home."""
 
     call_id: CallId
     outcome: Outcome
@@ -216,6 +236,12 @@ class ToolFinished(Fact, tag="tool.finished"):
     cut: bool = False
     output_id: OutputId | None = None
     run_id: RunId | None = None
+    collected: tuple[RunId, ...] = ()
+
+    @property
+    def carries(self) -> tuple[RunId, ...]:
+        """Every run whose result this answer carries home."""
+        return self.collected if self.run_id is None else (self.run_id, *self.collected)
 
 
 class TurnClosed(Fact, tag="turn.closed"):
@@ -290,7 +316,10 @@ class RunSettled(RunFact, tag="run.settled"):
 
 
 class RunWaiting(Fact, tag="run.waiting"):
-    """A running run gave up its slot (`children`), or wants it back (`slot`)."""
+    """A running run gave up its slot (`children`), wants it back (`slot`), or waits for tokens (`budget`).
+
+    Of a queued run: it is set aside (`parked`), or stands in the queue again (`slot`).
+    """
 
     run_id: RunId
     child_id: SessionId
@@ -299,7 +328,7 @@ class RunWaiting(Fact, tag="run.waiting"):
 
 
 class RunResumed(Fact, tag="run.resumed"):
-    """A run that had given up its slot has one again."""
+    """A run that had given up its slot has one again, or has the tokens it waited for."""
 
     run_id: RunId
     child_id: SessionId
@@ -318,6 +347,8 @@ class LetterQueued(Fact, tag="letter.queued"):
     cut: bool
     output_id: OutputId | None
     waking: bool = True
+    root_run_id: RunId | None = None
+    """The root run that caused it, and to which a turn belongs that it starts."""
 
 
 class LetterAbsorbed(Fact, tag="letter.absorbed"):
@@ -341,6 +372,40 @@ class ContextCompacted(Fact, tag="context.compacted"):
     usage: Usage | None = None
     retries: int = 0
     run_id: RunId | None = None
+
+
+class NotesAsked(Fact, tag="context.compacting"):
+    """Notes for a compaction are about to be asked for, out of the tree's budget."""
+
+    reserved: int
+    output_tokens_max: int | None
+
+
+class BudgetExceeded(Fact, tag="budget.exceeded"):
+    """A root run has used its tokens up; it stands in the root's log, once for each root run."""
+
+    root_run_id: RunId
+    limit: int
+    spent: int
+    reserved: int
+
+
+class PolicyChanged(Fact, tag="policy.changed"):
+    """Switches of a tree's policy were set while it lives; it stands in the root's log."""
+
+    changes: dict[str, Any]
+
+
+class SwitchChanged(Fact, tag="switch.changed"):
+    """The master switch was set; it stands in the log of each root that was in memory."""
+
+    on: bool
+
+
+class SessionDeleted(Fact, tag="session.deleted"):
+    """A child's log was deleted; it stands in its parent's log, where its runs stay."""
+
+    child_id: SessionId
 
 
 class Warned(Fact, tag="warning"):
@@ -367,7 +432,13 @@ AnyFact = (
     | RunResumed
     | LetterQueued
     | LetterAbsorbed
+    | ContextSeeded
     | ContextCompacted
+    | NotesAsked
+    | BudgetExceeded
+    | PolicyChanged
+    | SwitchChanged
+    | SessionDeleted
     | Warned
 )
 """The closed union; a `match` over it ends in `assert_never`."""

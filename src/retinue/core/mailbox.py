@@ -45,8 +45,13 @@ def opening_sentence(run: Run) -> str:
     return (by_reason or _SENTENCE_BY_STATUS[run.status]).format(id=run.session_id)
 
 
-def result_letter(run: Run, text: str, tokens_max: int | None, *, was_cut: bool = False) -> Letter:
-    """Return the letter that carries a settled run home; `text` is its output or partial text, `was_cut` or whole."""
+def result_letter(
+    run: Run, text: str, tokens_max: int | None, *, was_cut: bool = False, whole_id: str | None = None
+) -> Letter:
+    """Return the letter that carries a settled run home; `text` is its output or partial text, `was_cut` or whole.
+
+    `whole_id` is the id under which the whole text can be read, by default the run's.
+    """
     payload, cut = fit_tokens(text, tokens_max)
     if was_cut and not cut:
         payload, cut = payload + CUT_MARK, True
@@ -56,7 +61,7 @@ def result_letter(run: Run, text: str, tokens_max: int | None, *, was_cut: bool 
     else:
         parts.extend(_unfinished(run, payload))
     if cut:
-        parts.append(f'The whole text: read_agent_output with id "{run.run_id}".')
+        parts.append(f'The whole text: read_agent_output with id "{whole_id or run.run_id}".')
     return Letter(text=frame("result", run.parent_id, run.session_id, "\n\n".join(parts)), cut=cut)
 
 

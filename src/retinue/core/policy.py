@@ -71,7 +71,6 @@ TABLE: Final = (
         ("push", "push", "push", "pull", "pull"),
         "whether results arrive by themselves",
         choices=("push", "pull"),
-        honoured=_NOT_YET,
     ),
     _key(
         "result.turn_end",
@@ -79,7 +78,6 @@ TABLE: Final = (
         ("hold_open", "detach", "detach", "hold_open", "detach"),
         "a turn that completes while children are open",
         choices=("hold_open", "detach", "cancel"),
-        honoured=_NOT_YET,
     ),
     _key(
         "result.idle_parent",
@@ -87,9 +85,8 @@ TABLE: Final = (
         ("start_turn", "store", "start_turn", "store", "store"),
         "a letter that finds an idle session",
         choices=("start_turn", "store"),
-        honoured=_NOT_YET,
     ),
-    _key("result.auto_turns_max", "number", (8, 8, 8, 8, 8), "letter-started turns a root run", honoured=_NOT_YET),
+    _key("result.auto_turns_max", "number", (8, 8, 8, 8, 8), "letter-started turns a root run"),
     _key(
         "result.empty_output",
         "choice",
@@ -107,16 +104,14 @@ TABLE: Final = (
         ("durable", "durable", "durable", "in_turn", "none"),
         "whether an ended child can be continued",
         choices=("none", "in_turn", "durable"),
-        honoured=_NOT_YET,
     ),
     _key("life.continuable_default", "bool", (True, False, True, True, False), "background children are continuable"),
-    _key("life.rounds_max", "number", (8, None, None, 8, "-"), "runs of one child", honoured=_NOT_YET),
+    _key("life.rounds_max", "number", (8, None, None, 8, "-"), "runs of one child"),
     _key(
         "life.queued_messages_max",
         "number",
         (4, None, None, 4, "-"),
         "messages waiting for one child",
-        honoured=_NOT_YET,
     ),
     _key(
         "life.message_scope",
@@ -124,14 +119,12 @@ TABLE: Final = (
         ("family", "tree", "family", "family", "family"),
         "who may write to whom",
         choices=("family", "tree"),
-        honoured=_NOT_YET,
     ),
     _key(
         "life.report",
         "bool",
         (True, True, True, False, False),
         "children may report before they end",
-        honoured=_NOT_YET,
     ),
     _key(
         "life.cancel_with_parent",
@@ -139,7 +132,6 @@ TABLE: Final = (
         ("always", "never", "never", "always", "opt_in"),
         "children of a turn that did not complete",
         choices=("always", "opt_in", "never"),
-        honoured=_NOT_YET,
     ),
     _key(
         "life.on_restart",
@@ -154,7 +146,6 @@ TABLE: Final = (
         ("keep", "keep", "delete", "keep", "keep"),
         "a one-shot child's session after its dispose",
         choices=("keep", "delete"),
-        honoured=_NOT_YET,
     ),
     _key("life.run_timeout_s", "number", (900, None, None, 600, 900), "seconds of work a run may take", least=1),
     _key("life.max_steps", "number", (20, 250, None, None, 20), "steps a run may take", least=1),
@@ -227,18 +218,13 @@ TABLE: Final = (
         ((1, 30, 3600), (10, 30, 3600), (1, 30, 3600), (1, 30, 30), (1, 30, 3600)),
         "[least, default, most] seconds of a wait",
     ),
-    _key(
-        "budget.tree_tokens_max", "number", (None,) * 5, "tokens of one root run and all it caused", honoured=_NOT_YET
-    ),
-    _key(
-        "budget.include_root", "bool", (True, "-", "-", "-", False), "count the root's own requests", honoured=_NOT_YET
-    ),
+    _key("budget.tree_tokens_max", "number", (None,) * 5, "tokens of one root run and all it caused"),
+    _key("budget.include_root", "bool", (True, "-", "-", "-", False), "count the root's own requests"),
     _key(
         "budget.output_tokens_max",
         "number",
         (4096, "-", "-", "-", 4096),
         "output tokens a request may ask for",
-        honoured=_NOT_YET,
     ),
     _key(
         "budget.on_exceed",
@@ -246,7 +232,6 @@ TABLE: Final = (
         ("cancel", "-", "-", "-", "cancel"),
         "what happens at the limit",
         choices=("cancel", "refuse_new", "warn"),
-        honoured=_NOT_YET,
     ),
     _key("step.parallel_tools_max", "number", (10, 10, 10, 10, 5), "tools of one message that run at once", least=1),
     _key(
@@ -289,21 +274,23 @@ class Policy(Value):
 
 
 def named(name: str) -> Policy:
-    """Return a policy by name; refuse unknown names (`invalid`) and those not built yet (`unsupported`)."""
+    """Return a policy by name; refuse unknown names (`invalid`).
+
+    A named policy may carry values of `rights.` and `hooks.` that no code acts on yet (CONTRACT section 3).
+    """
     if name not in NAMES:
         raise RetinueError("invalid", f"There is no policy {name!r}.", f"Choose one of {', '.join(NAMES)}.")
-    if name != "standard":
-        raise RetinueError(
-            "unsupported",
-            f"The policy {name!r} has switches that this version does not act on yet.",
-            "Use 'standard', with --set for single switches.",
-        )
     return Policy(name=name)
 
 
 def stored(form: Mapping[str, Any]) -> Policy:
     """Return the policy that a log holds, exactly as it was."""
     return Policy(name=form["name"], changes={key: _hard(value) for key, value in form["set"].items()})
+
+
+def with_stored(policy: Policy, changes: Mapping[str, Any]) -> Policy:
+    """Return the policy with the changes that a log holds, exactly as they were."""
+    return Policy(name=policy.name, changes={**policy.changes, **{key: _hard(value) for key, value in changes.items()}})
 
 
 def with_changes(policy: Policy, changes: Mapping[str, Any], *, in_code: bool = False) -> Policy:

@@ -24,6 +24,8 @@ from retinue.core.events import (
 from retinue.core.ids import CallId, OutputId, RunId, SessionId
 
 OPEN: Final = frozenset({"queued", "running"})
+SLOTLESS: Final = frozenset({"children", "slot"})
+"""Kinds of waiting in which a running run has given its slot up."""
 
 
 class Run(Value):
@@ -80,7 +82,12 @@ class Run(Value):
     @property
     def is_yielded(self) -> bool:
         """Whether the run is running without a slot."""
-        return self.status == "running" and self.waiting_for is not None
+        return self.status == "running" and self.waiting_for is not None and self.waiting_for.kind in SLOTLESS
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the run is queued but set aside: it is not admitted and nothing waits for it."""
+        return self.status == "queued" and self.waiting_for is not None and self.waiting_for.kind == "parked"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the Run object of SHAPES, every key present."""
@@ -119,14 +126,17 @@ def changed(run: Run, fact: RunFact) -> Run:
 
 
 def waiting(run: Run, fact: RunWaiting) -> Run:
-    """Fold giving up the slot (the stretch of work ends) or wanting it back."""
+    """Fold a wait: giving the slot up ends a stretch of work, waiting in the queue or for tokens ends none."""
+    if run.status == "queued" or fact.waiting_for.kind not in SLOTLESS:
+        return msgspec.structs.replace(run, waiting_for=fact.waiting_for)
     worked = run.worked_s if run.is_yielded else run.worked_s + max(0.0, fact.clock_s - run.clock_s)
     return msgspec.structs.replace(run, waiting_for=fact.waiting_for, worked_s=worked, clock_s=fact.clock_s)
 
 
 def resumed(run: Run, fact: RunResumed) -> Run:
-    """Fold having a slot again: a new stretch of work begins."""
-    return msgspec.structs.replace(run, waiting_for=None, clock_s=fact.clock_s)
+    """Fold the end of a wait: after one without a slot a new stretch of work begins."""
+    clock_s = fact.clock_s if run.is_yielded else run.clock_s
+    return msgspec.structs.replace(run, waiting_for=None, clock_s=clock_s)
 
 
 def stepped(run: Run, fact: StepClosed) -> Run:
@@ -147,6 +157,13 @@ def usage_of_request(fact: StepClosed | ContextCompacted) -> Usage:
     if fact.usage.requests:
         return fact.usage  # it counts its tries itself
     return msgspec.structs.replace(fact.usage, requests=tries, unreported=fact.retries)
+
+
+def tokens_reported(fact: StepClosed | ContextCompacted) -> int | None:
+    """Return the tokens that a request is known to have used, null where the provider reported none."""
+    if fact.usage is None:
+        return None
+    return fact.usage.total or fact.usage.input + fact.usage.output
 
 
 def went_home(run: Run, fact: LetterAbsorbed | ToolFinished) -> Run:

@@ -4,15 +4,19 @@ from typing import Any, Final
 
 import msgspec
 
-from retinue.core.context import RequestMessage, UserText, assistant_text, boundary_order, tool_text
+from retinue.core.context import assistant_text, boundary_order, tool_text
 from retinue.core.events import (
     ContextCompacted,
+    ContextSeeded,
     LetterAbsorbed,
     LetterQueued,
     MessageAssistant,
     MessageUser,
     RunQueued,
     RunSettled,
+    RunStarted,
+    RunWaiting,
+    SessionDeleted,
     SessionOpened,
     StepClosed,
     StepOpened,
@@ -24,6 +28,7 @@ from retinue.core.events import (
     Value,
 )
 from retinue.core.ids import CallId, LetterId, RunId, SessionId, TurnNo
+from retinue.core.messages import RequestMessage, UserText
 from retinue.core.run import usage_of_request
 from retinue.core.text import estimate_tokens
 
@@ -64,6 +69,18 @@ WAITING_TOOLS: Final = frozenset({"wait_agent", "list_agents"})
 """Tools that may be called again and again while a child is open."""
 UNUSABLE: Final = frozenset({"unknown_tool", "invalid"})
 """Codes of calls that could not be used at all."""
+
+
+class Kid:
+    """What a parent's log tells of one child: how many instructions it had, and which of its runs are open."""
+
+    def __init__(self) -> None:
+        """Begin without a run."""
+        self.rounds = 0
+        self.started = 0
+        self.open: dict[RunId, None] = {}
+        self.continuable = False
+        self.deleted = False
 
 
 class Turn:
@@ -109,24 +126,43 @@ class Session:
         self.seq = 0
         self.turns = TurnNo(0)
         self.requests = 0
-        self.children = 0
         self.turn: Turn | None = None
         self.last: TurnClosed | None = None
         self.usage = Usage()
         self.messages: list[RequestMessage] = []
+        self.completed: tuple[RequestMessage, ...] = ()
+        """The history up to the last closed turn: what a fork begins with."""
+        self.completed_seq = 0
         self._known_tokens = 0
         self._known_messages = 0
         self.waiting_input: list[MessageUser] = []
         self.calls: dict[CallId, ToolCall] = {}
         self.answers: dict[CallId, ToolFinished] = {}
         self.mail: dict[LetterId, LetterQueued] = {}
+        self.idle_root_run: RunId | None = None
+        """The root run of what was started here since the last turn, without one: it lasts until the next turn."""
+        self.rousing: dict[LetterId, LetterQueued] = {}
+        """Waking letters that found this session idle, the oldest first: they start a turn."""
+        self.kids: dict[SessionId, Kid] = {}
         self.open_runs: dict[RunId, None] = {}
+        self.parked: dict[RunId, None] = {}
         self.not_home: dict[RunId, None] = {}
+
+    @property
+    def awaits_children(self) -> bool:
+        """Whether a child's run is queued or running; a parked one is not waited for."""
+        return len(self.open_runs) > len(self.parked)
 
     @property
     def open_calls(self) -> list[CallId]:
         """Calls of the last assistant message that have no answer yet."""
         return [call_id for call_id in self.calls if call_id not in self.answers]
+
+    def root_run(self, fresh: RunId) -> RunId:
+        """Return the root run that what is started here belongs to: the open turn's, else one until the next turn."""
+        if self.turn is not None:
+            return self.turn.opened.root_run_id
+        return self.idle_root_run or fresh
 
     def row(self) -> SessionRow:
         """Return the projection of this session."""
@@ -145,10 +181,18 @@ class Session:
         """Return the messages of the request that the open step sends."""
         return tuple(self.messages)
 
+    def seed(self, fact: ContextSeeded) -> None:
+        """Fold the history that a forked session begins with."""
+        self.messages = list(fact.messages)
+        self.completed = fact.messages
+        self.completed_seq = self.seq
+
     def open_turn(self, fact: TurnOpened) -> None:
         """Fold a turn's begin."""
         self.turn = Turn(fact)
         self.turns = fact.turn
+        self.rousing = {}
+        self.idle_root_run = None
 
     def admit(self, fact: MessageUser) -> None:
         """Fold admitted input: it is shown at the next boundary, never between a call and its answer."""
@@ -176,7 +220,7 @@ class Session:
     def _guard(self, turn: Turn, fact: MessageAssistant) -> None:
         turn.repeats = {}
         for call in fact.tool_calls:
-            if call.name not in WAITING_TOOLS or not self.open_runs:
+            if call.name not in WAITING_TOOLS or not self.awaits_children:
                 turn.count_call(call)
         if not fact.tool_calls:
             turn.unusable = turn.unusable + 1 if fact.finish == "tool_calls" else 0
@@ -204,13 +248,17 @@ class Session:
         self._known_tokens = 0
         self._known_messages = 0
 
-    def next_request_tokens(self) -> int:
-        """Return an estimate of the next request: the last one reported, and bytes/3 of what came since."""
+    def next_request_tokens(self, fixed_tokens: int = 0) -> int:
+        """Return an estimate of the next request: the last one reported, and bytes/3 of what came since.
+
+        `fixed_tokens` is what it carries besides messages; a report holds that already.
+        """
         texts = [message.text for message in self.messages[self._known_messages :]]
         texts += [fact.text for fact in self.answers.values()]
         texts += [fact.text for fact in self.waiting_input]
         texts += [letter.text for letter in self.mail.values()]
-        return self._known_tokens + sum(estimate_tokens(text) for text in texts)
+        known = self._known_tokens or fixed_tokens
+        return known + sum(estimate_tokens(text) for text in texts)
 
     def finish_call(self, fact: ToolFinished) -> None:
         """Fold a call's answer."""
@@ -225,23 +273,47 @@ class Session:
         elif len(self.answers) == 1:
             turn.unusable += 1
 
-    def spawn(self, fact: RunQueued) -> None:
-        """Fold a child's new run."""
-        self.children += 1
+    def accept_run(self, fact: RunQueued) -> None:
+        """Fold a new run of a child: its first one, a message to it, or one that a letter started."""
+        kid = self.kids.setdefault(fact.child_id, Kid())
+        kid.rounds = fact.spec.round
+        kid.continuable = fact.continuable
+        kid.open[fact.run_id] = None
         self.open_runs[fact.run_id] = None
-        if self.turn is not None:
+        if self.turn is None:
+            self.idle_root_run = self.idle_root_run if fact.spec.cause == "letter" else fact.root_run_id
+        elif fact.spec.cause == "prompt":
             self.turn.spawned += 1
+
+    def start_run(self, fact: RunStarted) -> None:
+        """Fold the start of a child's run."""
+        self.kids[fact.child_id].started += 1
+
+    def park(self, fact: RunWaiting) -> None:
+        """Fold a queued run that is set aside, or stands in the queue again."""
+        if fact.waiting_for.kind == "parked":
+            self.parked[fact.run_id] = None
+        else:
+            self.parked.pop(fact.run_id, None)
 
     def settle(self, fact: RunSettled) -> None:
         """Fold a child's ending."""
         self.open_runs.pop(fact.run_id, None)
+        self.parked.pop(fact.run_id, None)
+        self.kids[fact.child_id].open.pop(fact.run_id, None)
         self.not_home[fact.run_id] = None
         if self.turn is not None and self.turn.opened.root_run_id == fact.root_run_id:
             self.turn.children_usage = self.turn.children_usage.plus(fact.usage_tree)
 
+    def delete_kid(self, fact: SessionDeleted) -> None:
+        """Fold the deletion of a child's log."""
+        self.kids.setdefault(fact.child_id, Kid()).deleted = True
+
     def queue_letter(self, fact: LetterQueued) -> None:
         """Fold a letter's arrival."""
         self.mail[fact.letter_id] = fact
+        if self.turn is None and fact.waking:
+            self.rousing[fact.letter_id] = fact
 
     def absorb(self, fact: LetterAbsorbed) -> None:
         """Fold a letter's entry into the context; a second one for the same letter changes nothing."""
@@ -250,8 +322,13 @@ class Session:
     def close_turn(self, fact: TurnClosed) -> None:
         """Fold a turn's end: what was admitted and not yet shown stays in the history."""
         self._cross_boundary()
+        self.completed = tuple(self.messages)
+        self.completed_seq = self.seq
         self.turn = None
         self.last = fact
+        # What came too late for a turn that completed must not wait for an unrelated event.
+        if fact.status == "completed":
+            self.rousing = {letter_id: letter for letter_id, letter in self.mail.items() if letter.waking}
 
     def _cross_boundary(self) -> None:
         for call_id, call in self.calls.items():

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from retinue.core.context import ToolText
+from retinue.core.messages import ToolText
 from retinue.models.text import counted
 
 FILES_READ_MAX: Final = 6

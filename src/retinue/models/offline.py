@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from retinue.core.context import AssistantText, RequestMessage, ToolText, UserText
+from retinue.core.messages import AssistantText, RequestMessage, ToolText, UserText
 from retinue.models.explore import Answers, Ask, Explorer, question_of, read_listing, scope_of
 from retinue.models.survey import REMARK, Outcome, Part, divide, report
 from retinue.ports import Delta, Finish, FinishCall, ModelRequest

@@ -10,9 +10,17 @@ from typing import Final
 
 import msgspec
 
-from retinue.core.context import AssistantText, RequestMessage, ToolText, UserText
+from retinue.core.decide.steps import (
+    NO_TOKENS,
+    WAIT_FOR_TOKENS,
+    AskNotes,
+    RecordStep,
+    decide_ask_notes,
+    decide_record_step,
+)
 from retinue.core.events import ContextCompacted
 from retinue.core.ids import Seq
+from retinue.core.messages import AssistantText, RequestMessage, ToolText, UserText
 from retinue.core.session import Session
 from retinue.core.text import BYTES_PER_TOKEN, clean, fit_chars
 from retinue.ports import Finish, ModelRequest, Models
@@ -28,6 +36,12 @@ NOTES_MAX_CHARS: Final = 24_000
 QUOTE_MAX_CHARS: Final = 2_000
 HEADING: Final = "# Notes on the conversation so far (its older part was compacted)"
 DROPPED: Final = "The older part of this conversation was dropped, because no notes on it could be made. It began with:"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Notes may be asked for, with this limit on their tokens; null is none."""
+
+    output_tokens_max: int | None
 
 
 class Compactor:
@@ -49,7 +63,10 @@ class Compactor:
         older = session.messages[: len(session.messages) - kept]
         if len(older) < 2:
             return
-        finish = await self._notes(session, older)
+        asked = await self._may_ask(work, older)
+        if asked is None:
+            return
+        finish = await self._notes(session, older, asked.output_tokens_max)
         notes = clean(finish.text).strip() if finish.reason == "stop" else ""
         usage = None if finish.usage is None else msgspec.structs.replace(finish.usage, requests=finish.retries + 1)
         fact = ContextCompacted(
@@ -60,9 +77,21 @@ class Compactor:
             retries=finish.retries,
             run_id=work.run_id,
         )
-        self._journal.append(work.session_id, [fact])
+        record = RecordStep(session_id=work.session_id, facts=(fact,), stamp=self._journal.stamp())
+        self._journal.submit(decide_record_step, record)
 
-    async def _notes(self, session: Session, older: Sequence[RequestMessage]) -> Finish:
+    async def _may_ask(self, work: Work, older: Sequence[RequestMessage]) -> "Asked | None":
+        """Set the tokens of the request aside; null when there are none now: the step itself will wait, or end."""
+        size = sum(size_bytes(message) for message in older) + len(self._texts.main_role.encode())
+        command = AskNotes(
+            session_id=work.session_id, input_tokens=size // BYTES_PER_TOKEN + 1, stamp=self._journal.stamp()
+        )
+        answer = (await self._journal.submit(decide_ask_notes, command)).value
+        if answer is WAIT_FOR_TOKENS or answer is NO_TOKENS:
+            return None
+        return Asked(None if answer is None else answer.output_tokens_max)
+
+    async def _notes(self, session: Session, older: Sequence[RequestMessage], output_tokens_max: int | None) -> Finish:
         model, name = self._models.find(session.header.model)
         request = ModelRequest(
             session_id=session.session_id,
@@ -74,6 +103,7 @@ class Compactor:
             tools=(),
             number=session.requests + 1,
             effort=session.header.effort,
+            output_tokens_max=output_tokens_max,
         )
         async with aclosing(model.stream(request)) as chunks:
             async for chunk in chunks:

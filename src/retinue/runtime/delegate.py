@@ -11,11 +11,16 @@ import msgspec
 from retinue.core.decide.runs import Spawn, require_depth
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delivery, Rights, RunSpec, SessionOpened, Snapshot
-from retinue.core.ids import CallId, RunId, SessionId
+from retinue.core.ids import CallId, RunId, Seq, SessionId
+from retinue.core.policy import Policy
+from retinue.core.session import Session
+from retinue.core.state import depth_cap
 from retinue.core.text import is_storable
 from retinue.ports import Definitions, Executor, Ids, Models
 from retinue.runtime.journal import Journal
+from retinue.runtime.outputs import require_schema
 from retinue.runtime.prompt import blob, environment
+from retinue.runtime.providers import Capability, Provider, Providers
 from retinue.runtime.toolset import SPAWN, Toolset
 
 NAME_MAX_CHARS: Final = 64
@@ -45,6 +50,18 @@ class SpawnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_schema: dict[str, Any] | None = None
 
 
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child is asked for: through which provider and call, and how its result goes home.
+
+    `session_id` is an id that was reserved for it; null draws a fresh one.
+    """
+
+    delivery: Delivery
+    provider: str = "spawn"
+    call_id: CallId | None = None
+    session_id: SessionId | None = None
+
+
 class Delegation:
     """Prepares children."""
 
@@ -52,20 +69,23 @@ class Delegation:
         self, journal: Journal, definitions: Definitions, models: Models, tools: Toolset, outside: tuple[Executor, Ids]
     ) -> None:
         """Wire it."""
+        self.providers: Final = Providers()
         self._journal = journal
         self._definitions = definitions
         self._models = models
         self._tools = tools
         self._executor, self._ids = outside
 
-    async def prepare(
-        self, parent_id: SessionId, request: SpawnRequest, *, delivery: Delivery, call_id: CallId | None
-    ) -> Spawn:
+    async def prepare(self, parent_id: SessionId, request: SpawnRequest, way: Way) -> Spawn:
         """Return the decision that spawns this child; refuse what is wrong or not built yet, leaving nothing behind."""
-        _require_supported(request)
-        header = self._journal.state.sessions[parent_id].header
+        parent = self._journal.state.sessions[parent_id]
+        header = parent.header
         policy = self._journal.state.policy(header.root_id)
-        _require_depth(header, request.max_depth)
+        _require_supported(request)
+        provider = self._provider(request, way, policy)
+        _require_depth(parent, policy, request.max_depth)
+        seed = tuple(parent.completed) if provider.seeded else ()
+        seed_seq = Seq(parent.completed_seq) if provider.seeded else None
         definition = await self._definition(request.agent, header.cwd)
         _require_spawnable(header.definition, definition)
         cwd = header.cwd
@@ -73,39 +93,56 @@ class Delegation:
             cwd = await self._executor.run(_inside, header.cwd, request.cwd)
         model = self._model(request, definition, header)
         world = blob(environment(cwd, header.depth + 1).encode())
-        continuable = _first(request.continuable, definition and definition.continuable)
-        if continuable is None:
-            continuable = delivery == "letter" and bool(policy["life.continuable_default"])
         spec = RunSpec(
             prompt=_task(request),
-            delivery=delivery,
-            system_prompt=request.system_prompt,
+            delivery=way.delivery,
+            system_prompt=_persona(request, definition, header),
             max_steps=_limit(request.max_steps, definition and definition.max_steps, policy.number("life.max_steps")),
             timeout_s=_limit(
                 request.timeout_s, definition and definition.timeout_s, policy.number("life.run_timeout_s")
             ),
             effort=_first(definition and definition.effort, header.effort),
-            cancel_with_parent=request.cancel_with_parent,
-            rights=self._rights(header.rights, request, definition),
+            cancel_with_parent=_flag(request.cancel_with_parent, way),
+            rights=self._rights(_cap_now(header.rights, parent, policy), request, definition),
             definition=definition,
             profile=header.profile,
             approval=header.approval,
             environment_digest=world.digest,
+            output_schema=request.output_schema,
+            seed=seed,
+            seed_seq=seed_seq,
         )
         return Spawn(
             run_id=RunId(self._ids.new("r")),
-            session_id=SessionId(self._ids.new("s")),
+            session_id=way.session_id or SessionId(self._ids.new("s")),
             parent_id=parent_id,
             root_run_id=RunId(self._ids.new("r")),
-            call_id=call_id,
+            call_id=way.call_id,
             name=_name(request, definition),
             model=model,
             cwd=cwd,
-            continuable=continuable,
+            continuable=_continuable(request, definition, way, policy),
             spec=spec,
             stamp=self._journal.stamp(),
+            provider=provider.name,
             blobs=((world.digest, world.body),),
         )
+
+    def _provider(self, request: SpawnRequest, way: Way, policy: Policy) -> Provider:
+        """Return the provider that is meant: the one named, or `fork` where the context mode says so."""
+        mode = request.context.get("mode", "none") if isinstance(request.context, dict) else "none"
+        asked: dict[Capability, object] = {
+            "output_schema": request.output_schema,
+            "depth": request.max_depth,
+            "tool_filter": request.tools,
+            "persona": request.system_prompt,
+        }
+        wanted: frozenset[Capability] = frozenset(what for what, value in asked.items() if value is not None)
+        provider = self.providers.find("fork" if mode == "fork" else way.provider, wanted)
+        if provider.seeded and "fork" not in policy["rights.context_modes"]:
+            allowed = ", ".join(policy["rights.context_modes"])
+            raise RetinueError("denied", "The context mode fork is not allowed here.", f"Allowed are: {allowed}.")
+        return provider
 
     async def _definition(self, ref: str | None, cwd: str) -> Snapshot | None:
         return None if ref is None else await self._executor.run(self._definitions.find, ref, cwd)
@@ -153,10 +190,9 @@ class Delegation:
 def _require_supported(request: SpawnRequest) -> None:
     mode = request.context.get("mode", "none") if isinstance(request.context, dict) else "none"
     asked = {
-        "context": mode != "none" and f"the context mode {mode!r}",
+        "context": mode not in ("none", "fork") and f"the context mode {mode!r}",
         "access": request.access == "write" and "access=write",
         "paths": bool(request.paths) and "paths",
-        "output_schema": request.output_schema is not None and "output_schema",
     }
     for what in asked.values():
         if what:
@@ -174,6 +210,8 @@ def _require_supported(request: SpawnRequest) -> None:
             "invalid", f"The prompt has more than {PROMPT_MAX_CHARS} characters.", "Name files instead of quoting them."
         )
     _require_positive(request)
+    if request.output_schema is not None:
+        require_schema(request.output_schema)
 
 
 def require_storable(what: str, *texts: str) -> None:
@@ -205,10 +243,39 @@ def _require_positive(request: SpawnRequest) -> None:
             raise RetinueError("invalid", f"{name} cannot be {value}.", f"Give at least {least}, or leave it out.")
 
 
-def _require_depth(header: SessionOpened, asked: int | None) -> None:
+def _require_depth(parent: Session, policy: Policy, asked: int | None) -> None:
     """The same refusal the decision makes, before anything is read for the child."""
-    for cap in (header.rights.max_depth, asked):
-        require_depth(header.depth + 1, cap)
+    for cap in (depth_cap(parent, policy), asked):
+        require_depth(parent.header.depth + 1, cap)
+
+
+def _cap_now(rights: Rights, parent: Session, policy: Policy) -> Rights:
+    """Return the parent's rights with the depth its policy allows now: a child's are frozen from them."""
+    return msgspec.structs.replace(rights, max_depth=depth_cap(parent, policy))
+
+
+def _persona(request: SpawnRequest, definition: Snapshot | None, header: SessionOpened) -> str | None:
+    """Return the role that is written for a child alone, else, without a definition of its own, its parent's."""
+    if request.system_prompt is not None or definition is not None:
+        return request.system_prompt
+    return _first(header.system_prompt, header.definition and header.definition.instructions)
+
+
+def _flag(asked: bool | None, way: Way) -> bool:  # noqa: FBT001 - what was asked, or null
+    """Return whether a child is flagged to end with its parent's turn: a model's is, unless it says otherwise."""
+    return way.call_id is not None if asked is None else asked
+
+
+def _continuable(request: SpawnRequest, definition: Snapshot | None, way: Way, policy: Policy) -> bool:
+    """Return whether messages may continue the child; asking for what `life.continuation` rules out is refused."""
+    asked = _first(request.continuable, definition and definition.continuable)
+    if policy["life.continuation"] == "none":
+        if request.continuable:
+            raise RetinueError(
+                "not_continuable", "Children cannot be continued here (life.continuation).", "Leave continuable out."
+            )
+        return False
+    return way.delivery == "letter" and bool(policy["life.continuable_default"]) if asked is None else bool(asked)
 
 
 def _task(request: SpawnRequest) -> str:

@@ -7,8 +7,9 @@ accepted: what was decided and not stored is refused with `store_failed`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol, TypeVar
 
 from retinue.core.decide.base import Decision, Effect, Stamp
 from retinue.core.errors import RetinueError
@@ -57,10 +58,13 @@ class Journal:
         """Begin behind `position`, the last one stored."""
         self.state = State()
         self.error: RetinueError | None = None
+        self.loading: Final = asyncio.Lock()
+        """Held by whoever reads logs to fold them into the head."""
         self._store = store
         self._clock = clock
         self._position = position
         self._queue: deque[_Pending] = deque()
+        self._touched: list[set[SessionId]] = []
         self._listener: Listener | None = None
         self._work = asyncio.Event()
         self._busy = False
@@ -122,17 +126,44 @@ class Journal:
         self._stopping = True
         self._work.set()
 
+    @contextmanager
+    def touched(self) -> Generator[set[SessionId]]:
+        """Yield a set that fills with the sessions whose logs change meanwhile: what was read of them is old."""
+        seen: set[SessionId] = set()
+        self._touched.append(seen)
+        try:
+            yield seen
+        finally:
+            self._touched = [other for other in self._touched if other is not seen]
+
     def load(self, events: Sequence[Event]) -> None:
         """Fold a stored log into the head; its rows are not written again."""
         self.state.load(events)
 
     def _accept(self, decision: Decision) -> "asyncio.Future[Decision]":
+        if self._stopping:
+            raise RetinueError("stopping", "The runtime has been shut down.", "Start it again.")
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         # Whoever submitted may be gone by the time the answer comes; its error is then nobody's loss.
         answer.add_done_callback(_retrieve)
         events = self._number(decision.drafts)
+        for seen in self._touched:
+            seen.update(draft.session_id for draft in decision.drafts)
+            seen.update(() if decision.deleted is None else decision.deleted.session_ids)
+        if decision.switch is not None:
+            self.state.switch_on = decision.switch
+        if decision.deleted is not None:
+            self.state.forget_tree(decision.deleted.session_ids)
         runs, sessions = self.state.end_batch()
-        batch = Batch(events=events, runs=runs, sessions=sessions, blobs=decision.blobs, outputs=decision.outputs)
+        batch = Batch(
+            events=events,
+            runs=runs,
+            sessions=sessions,
+            blobs=decision.blobs,
+            outputs=decision.outputs,
+            switch=decision.switch,
+            deleted=decision.deleted,
+        )
         self._queue.append(_Pending(batch, decision, answer))
         self._work.set()
         return answer
@@ -199,7 +230,8 @@ class Journal:
 
 
 def _holds_something(batch: Batch) -> bool:
-    return bool(batch.events or batch.runs or batch.sessions or batch.blobs or batch.outputs)
+    texts = batch.blobs or batch.outputs
+    return bool(batch.events or batch.runs or batch.sessions or texts or batch.deleted) or batch.switch is not None
 
 
 def _retrieve(answer: "asyncio.Future[Decision]") -> None:

@@ -1,12 +1,12 @@
 """Wires the shell's parts and routes what the journal releases; every decision and every act lies in the parts."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, assert_never
 
 import msgspec
 
-from retinue.core.decide.base import Effect, Ending, ResumeRun, StartRun, StopRun
+from retinue.core.decide.base import Effect, Ending, ResumeRun, StartRun, StartTurn, StopRun, StopTurn, Wake
 from retinue.core.decide.turns import (
     OpenSession,
     OpenTurn,
@@ -16,7 +16,7 @@ from retinue.core.decide.turns import (
     decide_steer,
 )
 from retinue.core.errors import RetinueError, not_found
-from retinue.core.events import Event, Rights, SessionOpened, Snapshot
+from retinue.core.events import Event, Rights, RunSettled, SessionOpened, Snapshot
 from retinue.core.ids import RunId, SessionId
 from retinue.core.policy import Policy
 from retinue.ports import Clock, Definitions, Executor, Ids, Models, Store, Tool
@@ -24,15 +24,17 @@ from retinue.runtime.bus import Bus
 from retinue.runtime.compaction import Compactor
 from retinue.runtime.delegate import Delegation, require_storable
 from retinue.runtime.journal import Journal
+from retinue.runtime.letters import Letters
 from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.prompt import PromptTexts, blob, environment
 from retinue.runtime.record import Record
 from retinue.runtime.recovery import load_session, recover
-from retinue.runtime.scheduler import Scheduler
+from retinue.runtime.scheduler import INTERRUPTED, Scheduler
 from retinue.runtime.step import StepRunner
 from retinue.runtime.supervisor import GRACE_S, Supervisor
 from retinue.runtime.toolcalls import Outside, ToolCalls
 from retinue.runtime.toolset import Toolset
+from retinue.runtime.trees import Trees
 from retinue.runtime.turn import TurnLoop
 from retinue.runtime.watchdog import watch
 from retinue.runtime.work import Work
@@ -40,7 +42,6 @@ from retinue.runtime.work import Work
 TOOL_TIMEOUT_S: Final = 600.0
 """Seconds that one tool call may take; the agent tools' waits are bounded by themselves."""
 PROMPT_MAX_CHARS: Final = 2_000_000
-INTERRUPTED: Final = Ending(status="interrupted", reason="interrupted", detail="The turn was stopped.")
 
 
 class Parts(msgspec.Struct, kw_only=True):
@@ -85,15 +86,16 @@ class Kernel:
         self.tools: Final = Toolset()
         self.supervisor: Final = Supervisor(self.journal, self.mailboxes, self._run_turn, parts.grace_s)
         self.scheduler: Final = Scheduler(self.journal, self.record, self.supervisor, self.mailboxes)
+        self.letters: Final = Letters(self.journal, self.scheduler, self.supervisor, parts.ids, self.load)
+        self.trees: Final = Trees(self.journal, self.record, self.supervisor, (self.scheduler, self.mailboxes))
         self.delegation: Final = Delegation(
             self.journal, parts.definitions, parts.models, self.tools, (parts.executor, parts.ids)
         )
-        steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, self.bus, parts.ids)
+        steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, (self.bus, parts.ids, self.mailboxes))
         outside = Outside(parts.executor, parts.data_dir, parts.tool_timeout_s)
         calls = ToolCalls(self.journal, self.scheduler, self.supervisor, self.tools, outside)
         compactor = Compactor(self.journal, parts.models, parts.texts)
         self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, compactor, (steps, calls))
-        self._loading = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.recovered = 0
@@ -124,21 +126,36 @@ class Kernel:
     def released(self, events: tuple[Event, ...], effects: tuple[Effect, ...]) -> None:
         """Publish durable events, then act."""
         self.bus.publish(events)
+        for event in events:
+            if isinstance(event.fact, RunSettled):
+                self.mailboxes.wake(event.fact.root_id)
+                self._put_away(event.fact)
         for effect in effects:
             match effect:
                 case StartRun(run_id=run_id):
                     self.supervisor.start_run(run_id)
                 case StopRun(run_id=run_id, ending=ending):
-                    self._stop_run(run_id, ending)
+                    self.supervisor.stop_run(run_id, ending)
+                case StopTurn(session_id=session_id, ending=ending):
+                    self.supervisor.stop(session_id, ending)
+                case StartTurn(session_id=session_id):
+                    self.supervisor.start_turn(session_id)
                 case ResumeRun(run_id=run_id):
                     self._wake_run(run_id)
+                case Wake(session_id=key):
+                    self.mailboxes.wake(key)
+                    self.letters.rouse(SessionId(key))
                 case _:
-                    self.mailboxes.wake(effect.session_id)
+                    assert_never(effect)
 
-    def _stop_run(self, run_id: RunId, ending: Ending) -> None:
-        run = self.journal.state.runs.get(run_id)
-        if run is not None:
-            self.supervisor.stop(run.session_id, ending)
+    def _put_away(self, fact: RunSettled) -> None:
+        """Dispose of a one-shot child that a model spawned; whoever holds a handle disposes of it itself."""
+        tree = self.journal.state.trees.get(fact.root_id)
+        run = self.journal.state.runs.get(fact.run_id)
+        if fact.continuable or tree is None or tree.policy["life.one_shot_sessions"] != "delete":
+            return
+        if run is not None and run.spec.delivery != "handle":
+            self.supervisor.begin(self.release(fact.child_id))
 
     def _wake_run(self, run_id: RunId) -> None:
         run = self.journal.state.runs.get(run_id)
@@ -170,9 +187,8 @@ class Kernel:
 
     async def load(self, session_id: SessionId) -> None:
         """Have a session in memory; `not_found` where there is none."""
-        async with self._loading:
-            if not await load_session(self.journal, self.record, session_id):
-                raise not_found("session", session_id)
+        if not await load_session(self.journal, self.record, session_id):
+            raise not_found("session", session_id)
 
     async def prompt(self, session_id: SessionId, text: str) -> Work:
         """Open a turn with a person's text, start working on it, and return the work once the turn is durable."""
@@ -180,6 +196,7 @@ class Kernel:
         if self.supervisor.closing:
             raise RetinueError("stopping", "The runtime is shutting down.", "Start it again.")
         await self.load(session_id)
+        self.trees.require_alive(session_id)
         if self.journal.state.sessions[session_id].header.parent_id is not None:
             raise RetinueError("invalid", f"{session_id} is a child; its parent prompts it.", "Prompt its root.")
         command = OpenTurn(session_id=session_id, root_run_id=RunId(self.parts.ids.new("r")), text=text)
@@ -201,6 +218,35 @@ class Kernel:
         self.supervisor.stop(session_id, ending)
         await work.done.wait()
         return True
+
+    @property
+    def switch_on(self) -> bool:
+        """Whether the master switch is on."""
+        return self.journal.state.switch_on
+
+    async def set_switch(self, on: bool) -> None:  # noqa: FBT001 - the switch itself
+        """Set the master switch; off returns once every child has ended."""
+        await self.trees.set_switch(on)
+
+    async def delete(self, session_id: SessionId) -> tuple[SessionId, ...]:
+        """Delete a session and its whole tree below, children first, each stopped before; return their ids."""
+        await self.load(session_id)
+        return await self.trees.delete(session_id)
+
+    async def release(self, session_id: SessionId) -> None:
+        """Let a one-shot child go, as `life.one_shot_sessions` says."""
+        if not self.supervisor.closing and self.journal.error is None:
+            await self.trees.forget_one_shot(session_id)
+
+    async def change_policy(self, root_id: SessionId, changes: Mapping[str, Any], *, in_code: bool = False) -> Policy:
+        """Set switches of a session's policy while it lives, and return the policy; `invalid` for what cannot be."""
+        await self.load(root_id)
+        return await self.trees.change_policy(root_id, changes, in_code=in_code)
+
+    async def tree_rests(self, root_id: SessionId) -> None:
+        """Return once nothing of a tree works, waits for a slot, or is about to start; parked runs aside."""
+        await self.mailboxes.until((root_id,), lambda: self.journal.state.tree_rests(root_id))
+        await self.journal.flushed()
 
     def settings_of(self, session_id: SessionId) -> dict[str, Any]:
         """Return the policy values of a session that is in memory."""

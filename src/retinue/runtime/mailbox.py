@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from retinue.core.errors import RetinueError
-from retinue.core.ids import SessionId
+from retinue.core.ids import RunId, SessionId
 
+Key = SessionId | RunId
+"""Whom an alarm is for: a session, or everybody who waits for the tokens of a root run."""
 RECHECK_S: Final = 5.0
 """Seconds after which a wait looks again by itself, so that a lost wake costs time and never a result."""
 
@@ -19,10 +21,10 @@ class Mailboxes:
 
     def __init__(self) -> None:
         """Begin with nobody waiting."""
-        self._waiting: dict[SessionId, dict[asyncio.Future[None], None]] = {}
+        self._waiting: dict[Key, dict[asyncio.Future[None], None]] = {}
         self._error: RetinueError | None = None
 
-    def wake(self, session_id: SessionId) -> None:
+    def wake(self, session_id: Key) -> None:
         """Make everybody who waits on this session look again."""
         for waiter in self._waiting.pop(session_id, {}):
             if not waiter.done():
@@ -35,7 +37,7 @@ class Mailboxes:
             self.wake(session_id)
 
     async def until(
-        self, session_ids: Sequence[SessionId], is_so: Callable[[], bool], timeout_s: float | None = None
+        self, session_ids: Sequence[Key], is_so: Callable[[], bool], timeout_s: float | None = None
     ) -> bool:
         """Return True once `is_so`, False when `timeout_s` seconds passed first; raise `store_failed` if that came."""
         loop = asyncio.get_running_loop()
@@ -49,7 +51,7 @@ class Mailboxes:
             await self._once(session_ids, min(left, RECHECK_S))
         return True
 
-    async def _once(self, session_ids: Sequence[SessionId], timeout_s: float) -> None:
+    async def _once(self, session_ids: Sequence[Key], timeout_s: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for session_id in session_ids:
             self._waiting.setdefault(session_id, {})[waiter] = None
@@ -62,7 +64,7 @@ class Mailboxes:
             for session_id in session_ids:
                 self._forget(session_id, waiter)
 
-    def _forget(self, session_id: SessionId, waiter: "asyncio.Future[None]") -> None:
+    def _forget(self, session_id: Key, waiter: "asyncio.Future[None]") -> None:
         others = self._waiting.get(session_id)
         if others is not None:
             others.pop(waiter, None)

@@ -23,6 +23,8 @@ class PromptTexts(msgspec.Struct, frozen=True, kw_only=True):
     delegation: str
     child_notes: str
     compaction: str
+    output_schema: str
+    delegation_pull: str
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -43,8 +45,11 @@ def environment(cwd: str, depth: int) -> str:
     return f"# Environment\nWorking directory: {cwd}\nEvery path is relative to it.\n{place}"
 
 
-def system_text(session: Session, texts: PromptTexts, *, delegating: bool) -> str:
-    """Return the system text of a session; it stays the same for as long as its rights do."""
+def system_text(session: Session, texts: PromptTexts, *, delegating: bool, pulls: bool = False) -> str:
+    """Return the system text of a session; it stays the same for as long as its rights do.
+
+    `pulls` says that results of children are to be fetched (`result.delivery`).
+    """
     header = session.header
     child = header.depth > 0
     role = header.system_prompt
@@ -53,8 +58,11 @@ def system_text(session: Session, texts: PromptTexts, *, delegating: bool) -> st
     if role is None:
         role = texts.child_role if child else texts.main_role
     notes = [texts.child_notes] if child else []
+    if header.output_schema is not None:
+        schema = msgspec.json.encode(header.output_schema).decode()
+        notes.append(f"{texts.output_schema}\n{schema}")
     if delegating:
-        notes.append(texts.delegation)
+        notes.append(texts.delegation_pull if pulls else texts.delegation)
     return "\n\n".join([environment(header.cwd, header.depth), role.strip(), *notes])
 
 

@@ -11,16 +11,8 @@ from typing import Final, Literal
 import msgspec
 
 from retinue.core.decide.base import Decision, Ending
-from retinue.core.decide.runs import (
-    CancelRun,
-    Spawn,
-    WantSlot,
-    YieldSlot,
-    decide_cancel_run,
-    decide_spawn,
-    decide_want_slot,
-    decide_yield,
-)
+from retinue.core.decide.runs import Spawn, WantSlot, YieldSlot, decide_spawn, decide_want_slot, decide_yield
+from retinue.core.decide.stops import CancelRun, EndRun, decide_cancel_run, decide_end_run
 from retinue.core.errors import RetinueError, not_found
 from retinue.core.ids import CallId, RunId, SessionId
 from retinue.core.run import Run
@@ -32,6 +24,9 @@ from retinue.runtime.supervisor import Supervisor
 from retinue.runtime.work import Work
 
 CANCELLED: Final = Ending(status="cancelled", reason="cancelled", detail="It was cancelled.")
+INTERRUPTED: Final = Ending(status="interrupted", reason="interrupted", detail="The turn was stopped.")
+EVERYWHERE: Final = SessionId("")
+"""No session's id: everything is being drained."""
 LINEAGE_MAX: Final = 1000
 """Sessions on the way from a run up to its root; more is a damaged log."""
 
@@ -61,13 +56,49 @@ class Scheduler:
         self._record = record
         self._supervisor = supervisor
         self._mailboxes = mailboxes
+        self.draining: Final[set[SessionId]] = set()
+        """Sessions below which nothing is admitted; `EVERYWHERE` stands for all."""
+        self.leaving: Final[set[SessionId]] = set()
+        """Children that are let go: they get no message either."""
+        self.deleting: Final[set[SessionId]] = set()
+        """Sessions that are deleted: nothing of theirs starts any more."""
 
     def accept(self, command: Spawn) -> "asyncio.Future[Decision]":
         """Accept a child, or refuse it; refused too while its parent is being stopped. `published` must follow."""
-        parent = self._supervisor.works.get(command.parent_id)
-        if self._supervisor.closing or (parent is not None and parent.stop is not None):
-            raise RetinueError("stopping", "This session is being stopped; it starts no more children.", "")
+        self.require_admission(command.parent_id)
         return self._journal.submit(decide_spawn, command)
+
+    def is_stopping(self, session_id: SessionId) -> bool:
+        """Return whether a session is being stopped, or drained with what is above it."""
+        return self._supervisor.closing or self._supervisor.is_stopping(session_id) or self.is_drained(session_id)
+
+    def is_ending(self, session_id: SessionId) -> bool:
+        """Return whether a session's own turn is being ended, by itself or with what is above it."""
+        session = self._journal.state.sessions.get(session_id)
+        above = None if session is None else session.header.parent_id
+        stopped = self._supervisor.closing or self._supervisor.is_stopping(session_id) or self.is_leaving(session_id)
+        return stopped or (above is not None and self.is_drained(above))
+
+    def is_drained(self, session_id: SessionId) -> bool:
+        """Return whether something below a session is being ended, or below what is above it."""
+        return EVERYWHERE in self.draining or self._is_in(session_id, self.draining) or self.is_leaving(session_id)
+
+    def is_leaving(self, session_id: SessionId) -> bool:
+        """Return whether a session goes itself, or with what is above it."""
+        return self._is_in(session_id, self.leaving) or self._is_in(session_id, self.deleting)
+
+    def _is_in(self, session_id: SessionId, marked: set[SessionId]) -> bool:
+        session = self._journal.state.sessions.get(session_id)
+        found = session_id in marked
+        while session is not None and not found:
+            found = session.session_id in marked
+            session = self._journal.state.parent_of(session)
+        return found
+
+    def require_admission(self, parent_id: SessionId) -> None:
+        """Refuse new work below a session that is being stopped or drained (`stopping`)."""
+        if self.is_stopping(parent_id):
+            raise RetinueError("stopping", "This session is being stopped; it starts no more children.", "")
 
     async def published(self, command: Spawn, accepted: "asyncio.Future[Decision]") -> Run:
         """Return an accepted child's run as committed.
@@ -96,30 +127,55 @@ class Scheduler:
         await self.ended([run_id])
         return await self.run(run_id), None
 
+    async def interrupt(self, name: str, owner: SessionId | None) -> tuple[Run, str | None]:
+        """Stop a child's current run only; return it after it has ended, and "already ended: STATUS" where it had.
+
+        Messages that wait for the child stay parked until the next waking one.
+        """
+        run_id = await self.resolve(name, owner, current=True)
+        before = await self.run(run_id)
+        if not before.is_open:
+            return before, f"already ended: {before.status}"
+        self._journal.submit(decide_end_run, EndRun(run_id=run_id, ending=INTERRUPTED, stamp=self._journal.stamp()))
+        await self.ended([run_id])
+        return await self.run(run_id), None
+
     async def run(self, run_id: RunId) -> Run:
         """Return a run as the record has it, everything accepted so far included."""
         await self._journal.flushed()
         return await self._stored(run_id)
 
-    async def resolve(self, name: str, owner: SessionId | None) -> RunId:
+    async def resolve(
+        self, name: str, owner: SessionId | None, *, current: bool = False, within: RunId | None = None
+    ) -> RunId:
         """Return the run that an id means: `r_…`, or `s_…` for that session's latest run.
 
-        With an `owner`, only runs below that session exist.
+        With `current` a session's id means the run it works on, or the next one, where one is open. With an `owner`,
+        only runs below that session exist; with `within`, only those of that root run.
         """
-        run = await self._find(name)
+        run = await self._find(name, current=current)
         if run is None:
             # Only what was accepted a moment ago is worth waiting for the store.
             await self._journal.flushed()
-            run = await self._find(name)
+            run = await self._find(name, current=current)
         if run is None or (owner is not None and not await self._is_below(run, owner)):
+            raise not_found("run", name)
+        if within is not None and run.root_run_id != within:
             raise not_found("run", name)
         return run.run_id
 
-    async def _find(self, name: str) -> Run | None:
+    async def _find(self, name: str, *, current: bool) -> Run | None:
         if name.startswith("s_"):
             found = await self._record.all_runs(RunFilter(session_id=SessionId(name)))
-            return found[-1] if found else None
+            open_ones = [run for run in found if self.is_open(run.run_id)] if current else []
+            return (open_ones or found[-1:] or [None])[0]
         return await self._record.run(RunId(name))
+
+    async def latest(self, session_id: SessionId) -> Run | None:
+        """Return a child's latest run, null for a root or an unknown session."""
+        await self._journal.flushed()
+        found = await self._record.all_runs(RunFilter(session_id=session_id))
+        return found[-1] if found else None
 
     async def _is_below(self, run: Run, owner: SessionId) -> bool:
         parent: SessionId | None = run.parent_id
@@ -139,6 +195,10 @@ class Scheduler:
         """Return whether a run is queued or running at this moment."""
         run = self._journal.state.runs.get(run_id)
         return run is not None and run.is_open
+
+    def _is_parked(self, run_id: RunId) -> bool:
+        run = self._journal.state.runs.get(run_id)
+        return run is not None and run.is_parked
 
     async def wait(self, run_ids: Sequence[RunId], mode: Literal["all", "any"], timeout_s: float) -> Waited:
         """Wait until all (or any) of the runs are delivered, at most `timeout_s` seconds; expiry stops nobody.
@@ -171,7 +231,9 @@ class Scheduler:
         wanted = any if mode == "any" else all
 
         def is_so() -> bool:
-            return wanted(not self.is_open(run_id) for run_id in run_ids)
+            # Nobody waits for what was set aside: it goes on only with the next message.
+            awaited = [run_id for run_id in run_ids if not self._is_parked(run_id)]
+            return not awaited or wanted(not self.is_open(run_id) for run_id in awaited)
 
         if parents:
             # Every settlement wakes its parent.

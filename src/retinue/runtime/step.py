@@ -1,17 +1,25 @@
 """One step: a boundary, one model request derived from the log alone, and what came of it; it executes no tool."""
 
-from collections.abc import Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Final, cast
 
 import msgspec
 
-from retinue.core.decide.base import Ending
-from retinue.core.decide.turns import OpenStep, decide_open_step
-from retinue.core.events import MessageAssistant, StepClosed, ToolCall, Usage
-from retinue.core.ids import CallId, StepNo
+from retinue.core.decide.base import Ending, open_turn_of
+from retinue.core.decide.steps import (
+    NO_TOKENS,
+    OVER_BUDGET,
+    WAIT_FOR_TOKENS,
+    OpenStep,
+    RecordStep,
+    decide_open_step,
+    decide_record_step,
+)
+from retinue.core.events import MessageAssistant, StepClosed, StepOpened, ToolCall, Usage
+from retinue.core.ids import CallId, RunId, StepNo
 from retinue.core.session import Session
-from retinue.core.text import clean
+from retinue.core.state import Tree
+from retinue.core.text import BYTES_PER_TOKEN, clean
 from retinue.ports import (
     Delta,
     Finish,
@@ -29,9 +37,10 @@ from retinue.ports import (
 )
 from retinue.runtime.bus import Bus
 from retinue.runtime.journal import Journal
+from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.prompt import PromptTexts, blob, system_text, tools_blob
 from retinue.runtime.toolset import SPAWN, Toolset
-from retinue.runtime.work import Work
+from retinue.runtime.work import Work, unreleased
 
 _FAILURE: Final = {
     "refusal": ("refusal", "The model declined."),
@@ -59,46 +68,78 @@ class StepRunner:
     """Runs steps."""
 
     def __init__(
-        self, journal: Journal, models: Models, tools: Toolset, texts: PromptTexts, bus: Bus, ids: Ids
+        self,
+        journal: Journal,
+        models: Models,
+        tools: Toolset,
+        texts: PromptTexts,
+        parts: tuple[Bus, Ids, Mailboxes],
     ) -> None:
         """Wire it."""
         self._journal = journal
         self._models = models
         self._tools = tools
         self._texts = texts
-        self._bus = bus
-        self._ids = ids
+        self._bus, self._ids, self._mailboxes = parts
 
     async def run(self, work: Work, *, with_tools: bool) -> Said:
         """Cross the boundary, ask the model, put its answer on record."""
         session = self._journal.state.sessions[work.session_id]
         policy = self._journal.state.policy(work.root_id)
-        schemas = self._tools.offered(session, policy) if with_tools else ()
+        schemas = self._tools.offered(session, policy, on=self._journal.state.switch_on) if with_tools else ()
         delegating = any(schema.name == SPAWN for schema in schemas)
-        system = system_text(session, self._texts, delegating=delegating or session.children > 0)
+        system = system_text(
+            session,
+            self._texts,
+            delegating=delegating or bool(session.kids),
+            pulls=policy["result.delivery"] == "pull",
+        )
         prompt, offered = blob(system.encode()), tools_blob(schemas)
         command = OpenStep(
             session_id=work.session_id,
             model=session.header.model,
             prompt_digest=prompt.digest,
             tools_digest=offered.digest,
+            stamp=self._journal.stamp(),
+            fixed_tokens=-(-len(prompt.body) // BYTES_PER_TOKEN) - (-len(offered.body) // BYTES_PER_TOKEN),
             blobs=((prompt.digest, prompt.body), (offered.digest, offered.body)),
         )
         work.begin_request()
         work.require_live()
         # The model is looked for before the step is on record: a step that cannot be asked never opens.
         model, name = self._models.find(session.header.model)
-        step = (await self._journal.submit(decide_open_step, command)).value
-        finish = await self._ask(work, model, _request(session, name, system, schemas), step)
-        return self._record(work, session, step, finish)
+        opened = await self._open(work, command)
+        if opened is None:
+            return Said((), OVER_BUDGET)
+        request = _request(session, name, system, schemas)
+        request = msgspec.structs.replace(request, output_tokens_max=opened.output_tokens_max)
+        finish = await self._ask(work, model, request, opened.step)
+        return self._record(work, session, opened.step, finish)
+
+    async def _open(self, work: Work, command: OpenStep) -> StepOpened | None:
+        """Open the step once its tokens are set aside; null when the tree has none left."""
+        _, turn = open_turn_of(self._journal.state, work.session_id)
+        root_run_id = turn.opened.root_run_id
+        while True:
+            # Looked at before the decision: what moves while that is being stored must not be missed.
+            moved = _has_moved(self._journal.state.trees[work.root_id], root_run_id)
+            opened = (await self._journal.submit(decide_open_step, command)).value
+            if opened is NO_TOKENS:
+                return None
+            if opened is not WAIT_FOR_TOKENS:
+                return opened
+            await self._mailboxes.until((root_run_id,), moved)
 
     async def _ask(self, work: Work, model: Model, request: ModelRequest, step: StepNo) -> Finish:
-        # Closed at once on every way out, a cancel included: the connection must not outlive the request.
-        async with aclosing(model.stream(request)) as chunks:
+        chunks = model.stream(request)
+        try:
             async for chunk in chunks:
                 if isinstance(chunk, Finish):
                     return chunk
                 self._take(work, chunk, step)
+        finally:
+            # Closed at once on every way out, a cancel included: the connection must not outlive the request.
+            await _close(work, chunks)
         return Finish(reason="incomplete", text=work.text, reasoning=work.reasoning)
 
     def _take(self, work: Work, piece: Piece, step: StepNo) -> None:
@@ -148,14 +189,34 @@ class StepRunner:
             complete=complete,
         )
         closed = StepClosed(turn=turn, step=step, usage=_reported(finish), retries=finish.retries, run_id=work.run_id)
-        self._journal.append(work.session_id, [said, closed])
+        record = RecordStep(session_id=work.session_id, facts=(said, closed), stamp=self._journal.stamp())
+        self._journal.submit(decide_record_step, record)
         work.begin_request()
-        return Said(calls, _judge(finish), finish.reason == "tool_calls" and not calls)
+        ending = unreleased(work) or _judge(finish)
+        return Said(calls, ending, finish.reason == "tool_calls" and not calls)
 
     def _call(self, call: FinishCall) -> ToolCall:
         arguments, invalid = read_arguments(clean(call.arguments))
         call_id = CallId(self._ids.new("c"))
         return ToolCall(call_id=call_id, name=clean(call.name), arguments=arguments, invalid=invalid)
+
+
+async def _close(work: Work, chunks: AsyncGenerator[Piece]) -> None:
+    try:
+        await chunks.aclose()
+    except Exception as error:  # noqa: BLE001 - a provider may raise anything; what it had said is kept
+        work.unreleased = f"The model's stream could not be closed: {type(error).__name__}: {error}."
+
+
+def _has_moved(tree: Tree, root_run_id: RunId) -> Callable[[], bool]:
+    """Return whether tokens of a root run were given back or used up since now, or its limit was changed."""
+
+    def now() -> tuple[object, ...]:
+        ledger = tree.ledger(root_run_id)
+        return ledger.spent, ledger.reserved, ledger.exceeded, tree.policy["budget.tree_tokens_max"]
+
+    before = now()
+    return lambda: now() != before
 
 
 def _request(session: Session, name: str, system: str, schemas: tuple[ToolSchema, ...]) -> ModelRequest:

@@ -10,8 +10,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from retinue.core.decide.base import AGAIN, Decision, Ending
-from retinue.core.decide.runs import CancelChildren, Settle, decide_cancel_children, decide_settle
+from retinue.core.decide.base import AGAIN, Decision, Ending, judge_empty, owes_a_step
+from retinue.core.decide.runs import Settle, decide_settle
+from retinue.core.decide.stops import (
+    PARENT_CANCELLED,
+    CancelChildren,
+    CancelRuns,
+    bound,
+    decide_cancel_children,
+    decide_cancel_runs,
+)
 from retinue.core.decide.turns import CloseTurn, Warn, decide_close_turn, decide_warn
 from retinue.core.errors import RetinueError
 from retinue.core.events import Usage
@@ -19,7 +27,7 @@ from retinue.core.ids import RunId, SessionId
 from retinue.core.run import working_s
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
-from retinue.runtime.work import Work
+from retinue.runtime.work import Work, unreleased
 
 T = TypeVar("T")
 Body = Callable[[Work], Awaitable[Ending]]
@@ -35,7 +43,7 @@ CLOCK_TICK_S: Final = 0.001
 """Seconds that a sum of stretches may be short of the limit by rounding; a timer that short would not move a clock."""
 _CHILD_STATUS: Final = {"shutdown": "interrupted", "restart": "interrupted"}
 _CHILD_REASONS: Final = frozenset({"shutdown", "restart", "budget", "switched_off", "deleted"})
-SHUTDOWN: Final = Ending(status="interrupted", reason="shutdown", detail="The process was shut down.")
+SHUTDOWN: Final = Ending(status="interrupted", reason="shutdown", detail="The process was shut down.", whole=True)
 
 
 class Supervisor:
@@ -50,6 +58,7 @@ class Supervisor:
         self._body = body
         self._grace_s = grace_s
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._next: dict[SessionId, tuple[RunId, Ending | None]] = {}
         self._own: dict[asyncio.Task[Any], None] = {}
         self._given_up: dict[asyncio.Task[Any], None] = {}
 
@@ -67,20 +76,44 @@ class Supervisor:
             task.exception()
 
     def start_run(self, run_id: RunId) -> None:
-        """Start the body of a run that has its slot; a run that ended meanwhile is left alone."""
+        """Start the body of a run that has its slot; a run that ended meanwhile is left alone.
+
+        While the body of the child's run before is still being put away it waits for that.
+        """
         run = self._journal.state.runs.get(run_id)
-        if run is None or run.status != "running" or run.session_id in self.works:
+        if run is None or run.status != "running":
+            return
+        if run.session_id in self.works:
+            if self.works[run.session_id].run_id != run_id:
+                self._next[run.session_id] = (run_id, None)
             return
         self._launch(Work(run.session_id, run.root_id, run_id))
 
     def start_turn(self, session_id: SessionId) -> Work:
-        """Start the body of a root's open turn."""
-        work = Work(session_id, session_id, None)
-        self._launch(work)
+        """Start the body of a root's open turn; one that was started already is returned."""
+        work = self.works.get(session_id)
+        session = self._journal.state.sessions.get(session_id)
+        turn = 0 if session is None else session.turns
+        if work is None or work.turn != turn:
+            work = Work(session_id, session_id, None, turn)
+            self._launch(work)
         return work
+
+    def stop_run(self, run_id: RunId, ending: Ending) -> None:
+        """Stop a run that is running, also one whose body is about to start."""
+        run = self._journal.state.runs.get(run_id)
+        if run is None:
+            return
+        work = self.works.get(run.session_id)
+        if work is not None and work.run_id == run_id:
+            self.stop(run.session_id, ending)
+        elif run.session_id in self._next:
+            self._next[run.session_id] = (run_id, ending)
 
     def _launch(self, work: Work) -> None:
         self.works[work.session_id] = work
+        # The store may have failed since the turn was opened.
+        work.error = self._journal.error
         task = asyncio.create_task(self._supervise(work), name=f"supervise {work.session_id}")
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
@@ -98,6 +131,15 @@ class Supervisor:
             work.body.cancel()
         self._later(work, self._cancel_again)
         return True
+
+    def is_stopping(self, session_id: SessionId) -> bool:
+        """Return whether a session's open turn is being stopped; the body of an earlier turn does not count."""
+        work = self.works.get(session_id)
+        session = self._journal.state.sessions.get(session_id)
+        if work is None or work.stop is None or session is None or session.turn is None:
+            return False
+        same = session.turn.opened.run_id == work.run_id
+        return same and (work.run_id is not None or work.turn == session.turns)
 
     @property
     def grace_s(self) -> float:
@@ -117,6 +159,11 @@ class Supervisor:
     async def shutdown(self) -> None:
         """Stop all turns top-down and return when every one is settled."""
         self.closing = True
+        # Also what waits in the queue below a session that is idle itself. A second shutdown finds nothing open.
+        open_runs = tuple(run.run_id for run in self._journal.state.runs.values() if run.is_open)
+        if open_runs and self._journal.error is None:
+            stop = CancelRuns(run_ids=open_runs, ending=SHUTDOWN, stamp=self._journal.stamp())
+            self._journal.submit(decide_cancel_runs, stop)
         for work in list(self.works.values()):
             if work.stop is not None:
                 self._later(work, self._cancel_again)
@@ -155,21 +202,41 @@ class Supervisor:
         finally:
             for timer in work.timers:
                 timer.cancel()
-            self.works.pop(work.session_id, None)
+            if self.works.get(work.session_id) is work:
+                del self.works[work.session_id]
             work.done.set()
             self._mailboxes.wake(work.session_id)
+            self._mailboxes.wake(work.root_id)
+            self._start_next(work.session_id)
+
+    def _start_next(self, session_id: SessionId) -> None:
+        run_id, ending = self._next.pop(session_id, (None, None))
+        if run_id is not None and self._journal.error is None:
+            self.start_run(run_id)
+            if ending is not None:
+                self.stop(session_id, ending)
 
     async def _to_the_end(self, work: Work) -> None:
         self._watch_deadline(work)
         while True:
-            ending = await self._run_body(work)
+            ending = self._judged(work, await self._run_body(work))
             work.note_ending(ending, self._journal.state.sessions[work.session_id])
             if ending.status != "completed":
                 await self._end_children(work, ending)
+            elif self._journal.state.policy(work.root_id)["result.turn_end"] == "cancel":
+                await self._end_children(work, PARENT_CANCELLED)
             decision = await self._close(work, ending)
             if decision.value is not AGAIN:
                 work.closed = decision.value
                 return
+
+    def _judged(self, work: Work, ending: Ending) -> Ending:
+        """Return an ending as it will be stored: whom it takes along depends on whether it is a success."""
+        state = self._journal.state
+        session = state.sessions[work.session_id]
+        if ending.status == "completed" and not ending.final and owes_a_step(state, session):
+            return ending
+        return judge_empty(state, session, ending)
 
     async def _close_after_fault(self, work: Work, error: Exception) -> None:
         detail = f"A fault of the runtime: {type(error).__name__}: {error}"
@@ -181,6 +248,8 @@ class Supervisor:
             work.error = failed
 
     async def _run_body(self, work: Work) -> Ending:
+        if work.error is not None:
+            raise work.error
         if work.stop is not None:
             return self._with_stream(work, work.stop)
         body = asyncio.create_task(_as_coroutine(self._body, work), name=f"body {work.session_id}")
@@ -215,9 +284,11 @@ class Supervisor:
         )
 
     async def _end_children(self, work: Work, ending: Ending) -> None:
+        """End the children that go with this turn and return once they have: release is child-first."""
         self._cancel_children(work, ending)
-        session = self._journal.state.sessions[work.session_id]
-        await self._mailboxes.until((work.session_id,), lambda: not session.open_runs)
+        state = self._journal.state
+        session = state.sessions[work.session_id]
+        await self._mailboxes.until((work.session_id,), lambda: not bound(state, session, _for_children(ending)))
 
     def _cancel_children(self, work: Work, ending: Ending) -> None:
         if self._journal.error is not None:
@@ -259,6 +330,9 @@ async def _as_coroutine(body: Body, work: Work) -> Ending:
 
 
 def _outcome(work: Work, body: "asyncio.Task[Ending]") -> Ending:
+    failed = unreleased(work)
+    if failed is not None:
+        return failed
     if body.cancelled():
         return work.stop or Ending(status="failed", reason="internal", detail="The turn's body cancelled itself.")
     error = body.exception()
@@ -274,13 +348,13 @@ def _outcome(work: Work, body: "asyncio.Task[Ending]") -> Ending:
             reason="provider_error" if error.code == "unknown_model" else "internal",
             detail=error.detail,
         )
-    return Ending(status="failed", reason="internal", detail=f"{type(error).__name__}: {error}")
+    # After it was told to stop a body only puts away what it holds.
+    reason = "internal" if work.stop is None else "release_failed"
+    return Ending(status="failed", reason=reason, detail=f"{type(error).__name__}: {error}")
 
 
 def _for_children(ending: Ending) -> Ending:
     if ending.reason not in _CHILD_REASONS:
-        return Ending(
-            status="cancelled", reason="parent_cancelled", detail="The turn that started it ended before it did."
-        )
+        return msgspec.structs.replace(PARENT_CANCELLED, whole=ending.whole)
     status = "interrupted" if ending.reason in _CHILD_STATUS else "cancelled"
-    return Ending(status=status, reason=ending.reason, detail=ending.detail)
+    return Ending(status=status, reason=ending.reason, detail=ending.detail, whole=True)

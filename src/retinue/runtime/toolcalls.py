@@ -109,7 +109,8 @@ class ToolCalls:
     def _prepare(self, work: Work, call: ToolCall) -> Prepared | None:
         session = self._journal.state.sessions[work.session_id]
         try:
-            tool = self._tools.find(call.name, session, self._journal.state.policy(work.root_id))
+            state = self._journal.state
+            tool = self._tools.find(call.name, session, state.policy(work.root_id), on=state.switch_on)
             _require_object(call)
             _require_fresh(session, call)
         except RetinueError as refusal:
@@ -138,7 +139,7 @@ class ToolCalls:
 
     async def _execute(self, work: Work, ready: Prepared, context: CallContext) -> ToolResult:
         """Run a tool within its time; the agent tools bound their waits themselves."""
-        if ready.tool.group == "agents":
+        if ready.tool.group in ("agents", "report"):
             return await _run(ready, context)
         task = self._supervisor.begin(_run(ready, context))
         try:
@@ -188,6 +189,7 @@ class ToolCalls:
             cut=cut,
             output_id=output_id,
             run_id=result.run_id,
+            collected=result.collected,
         )
         kept = () if output_id is None else (StoredOutput(output_id=output_id, session_id=work.session_id, text=whole),)
         self._journal.append(work.session_id, [fact], Decision(outputs=kept))
@@ -222,12 +224,20 @@ async def _run(ready: Prepared, context: CallContext) -> ToolResult:
             raise
         return _failed(ready, f"it tried to end the process with {error.code!r}")
     except BaseExceptionGroup as errors:
-        told = asyncio.current_task()
-        if told is not None and told.cancelling():
-            raise
-        return _failed(ready, f"{errors.message}: {'; '.join(repr(error) for error in errors.exceptions)}")
+        why = f"{errors.message}: {'; '.join(repr(error) for error in errors.exceptions)}"
+        return _failed_or_unreleased(ready, context.work, why)
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; it harms its own call only
-        return _failed(ready, f"{type(error).__name__}: {error}")
+        return _failed_or_unreleased(ready, context.work, f"{type(error).__name__}: {error}")
+
+
+def _failed_or_unreleased(ready: Prepared, work: Work, why: str) -> ToolResult:
+    """Return a raising tool's result; one that raises once its turn is stopped could not put away what it held."""
+    told = asyncio.current_task()
+    if told is None or not told.cancelling():
+        return _failed(ready, why)
+    if work.stop is not None:
+        work.unreleased = f"The tool {ready.call.name} failed to clean up: {why}."
+    raise asyncio.CancelledError
 
 
 def _failed(ready: Prepared, why: str) -> ToolResult:

@@ -5,9 +5,13 @@ from typing import Final
 from retinue.core.errors import RetinueError
 from retinue.core.policy import Policy
 from retinue.core.session import Session
+from retinue.core.state import depth_cap
 from retinue.ports import Tool, ToolSchema
 
 SPAWN: Final = "spawn_agent"
+SEND: Final = "send_agent_message"
+SWITCHED: Final = frozenset({SPAWN, SEND, "interrupt_agent"})
+"""Tools that the master switch takes away (CONTRACT section 3)."""
 READING_PROFILES: Final = frozenset({"plan", "ask"})
 
 
@@ -25,14 +29,24 @@ class Toolset:
             raise RetinueError("invalid", f"There are two tools named {name!r}.", "Rename one of them.")
         self.tools[name] = tool
 
-    def offered(self, session: Session, policy: Policy) -> tuple[ToolSchema, ...]:
-        """Return what the session's next request carries: stable tools first, the others once it has had a child."""
-        return tuple(tool.schema for tool in self._allowed(session, policy) if self._is_shown(tool, session))
+    def offered(self, session: Session, policy: Policy, *, on: bool = True) -> tuple[ToolSchema, ...]:
+        """Return what the session's next request carries: stable tools first, the others once it has had a child.
 
-    def find(self, name: str, session: Session, policy: Policy) -> Tool:
+        `on` is the master switch.
+        """
+        shown = (tool for tool in self._allowed(session, policy) if self._is_shown(tool, session))
+        return tuple(tool.schema for tool in shown if on or tool.schema.name not in SWITCHED)
+
+    def find(self, name: str, session: Session, policy: Policy, *, on: bool = True) -> Tool:
         """Return a tool the session may call; refuse every other name, also a known one that was not offered."""
         tool = self.tools.get(name)
-        if tool is not None and name == SPAWN and delegates(session, policy) and not has_depth(session):
+        if not on and name in SWITCHED:
+            raise RetinueError(
+                "switched_off",
+                f"Delegation is switched off: {name} is refused.",
+                "Go on without it; results that are there can still be read.",
+            )
+        if tool is not None and name == SPAWN and delegates(session, policy) and not has_depth(session, policy):
             # Let the scheduler refuse it with both numbers.
             return tool
         allowed = [allowed.schema.name for allowed in self._allowed(session, policy)]
@@ -55,15 +69,27 @@ class Toolset:
         header = session.header
         name = tool.schema.name
         if tool.group == "agents":
-            if name == SPAWN:
-                return delegates(session, policy) and has_depth(session)
-            return session.children > 0 or (delegates(session, policy) and has_depth(session))
+            return _may_delegate(name, session, policy)
+        if tool.group == "report":
+            return header.parent_id is not None and bool(policy["life.report"])
         if tool.group == "custom" and header.profile in READING_PROFILES:
             return False
         return header.rights.tools is None or name in header.rights.tools
 
     def _is_shown(self, tool: Tool, session: Session) -> bool:
-        return tool.group != "agents" or tool.schema.name == SPAWN or session.children > 0
+        if tool.group != "agents" or tool.schema.name == SPAWN:
+            return True
+        return bool(session.kids)
+
+
+def _may_delegate(name: str, session: Session, policy: Policy) -> bool:
+    may_spawn = delegates(session, policy) and has_depth(session, policy)
+    if name == SPAWN:
+        return may_spawn
+    if name == SEND and policy["life.continuation"] == "none" and policy["life.message_scope"] == "family":
+        return False  # nobody could be written to
+    in_family = bool(session.kids) or may_spawn
+    return in_family or (name == SEND and policy["life.message_scope"] == "tree")
 
 
 def delegates(session: Session, policy: Policy) -> bool:
@@ -72,7 +98,7 @@ def delegates(session: Session, policy: Policy) -> bool:
     return header.rights.may_delegate and header.profile in policy["rights.delegating_profiles"]
 
 
-def has_depth(session: Session) -> bool:
+def has_depth(session: Session, policy: Policy) -> bool:
     """Return whether a child of the session would still be within its cap."""
-    cap = session.header.rights.max_depth
+    cap = depth_cap(session, policy)
     return cap is None or session.header.depth + 1 <= cap

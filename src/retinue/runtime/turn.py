@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from retinue.core.decide.base import Ending
-from retinue.core.decide.turns import owes_a_step
+from retinue.core.decide.base import Ending, owes_a_step, uncollected
+from retinue.core.decide.letters import HandOver, decide_hand_over
 from retinue.core.events import MessageUser
 from retinue.core.mailbox import ends_hold
 from retinue.core.session import Session
+from retinue.core.state import State
 from retinue.runtime.compaction import Compactor
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
+from retinue.runtime.outputs import checked
 from retinue.runtime.scheduler import Scheduler
 from retinue.runtime.step import StepRunner
 from retinue.runtime.toolcalls import IN_A_ROW_MAX, ToolCalls
@@ -60,7 +62,8 @@ class TurnLoop:
             if said.ending is not None:
                 return said.ending
             if last:
-                return Ending(status="completed", reason="done", detail="Done, within its last step.", final=True)
+                done = Ending(status="completed", reason="done", detail="Done, within its last step.", final=True)
+                return checked(session, done)
             step_owed = bool(said.calls) or said.promised
             if said.promised:
                 self._journal.append(work.session_id, [_nudge(session)])
@@ -71,7 +74,7 @@ class TurnLoop:
                 return ending
             if step_owed and self._steps_used_up(work, session):
                 return self._step_limit(work)
-        return Ending(status="completed", reason="done", detail="Done.")
+        return checked(session, Ending(status="completed", reason="done", detail="Done."))
 
     def _step_limit(self, work: Work) -> Ending:
         limit = self._steps_max(work)
@@ -87,36 +90,44 @@ class TurnLoop:
 
     async def _hold(self, work: Work, session: Session) -> bool:
         """The model stopped: wait while children are open; return whether a step is owed now."""
-        if not owes_a_step(session):
+        state = self._journal.state
+        if not owes_a_step(state, session):
             return False
-        if not _reason_for_a_step(session):
+        policy = state.policy(work.root_id)
+        pulls = policy["result.delivery"] == "pull"
+        if not _reason_for_a_step(state, session):
             async with self._scheduler.waiting(work):
                 await self._mailboxes.until(
-                    (work.session_id,), lambda: _reason_for_a_step(session) or not owes_a_step(session)
+                    (work.session_id,), lambda: _reason_for_a_step(state, session) or not owes_a_step(state, session)
                 )
-                if not session.waiting_input:
+                if not pulls and not session.waiting_input:
                     await self._gather(work, session)
-        return owes_a_step(session)
+        if pulls and policy["result.turn_end"] == "hold_open" and not session.awaits_children:
+            await self._journal.submit(decide_hand_over, HandOver(session_id=work.session_id))
+        return owes_a_step(state, session)
 
     async def _gather(self, work: Work, session: Session) -> None:
         """Let results that come close upon each other go into one step: every step is a whole request."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + GATHER_MAX_S
         more = True
-        while more and session.open_runs and not session.waiting_input and loop.time() < ends_at:
+        while more and session.awaits_children and not session.waiting_input and loop.time() < ends_at:
             patience_s = GATHER_S + GATHER_CHILD_S * len(session.open_runs)
             more = await self._mailboxes.until((work.session_id,), _has_changed(session), patience_s)
 
     async def _wait_for_all(self, work: Work, session: Session) -> None:
-        if session.open_runs:
+        holds = self._journal.state.policy(work.root_id)["result.turn_end"] == "hold_open"
+        if holds and session.awaits_children:
             async with self._scheduler.waiting(work):
-                await self._mailboxes.until((work.session_id,), lambda: not session.open_runs)
+                await self._mailboxes.until((work.session_id,), lambda: not session.awaits_children)
+        if holds:
+            await self._journal.submit(decide_hand_over, HandOver(session_id=work.session_id))
 
 
 def _has_changed(session: Session) -> Callable[[], bool]:
     """Return whether anything came since now: a letter, a person's word, or the end of the last child."""
     letters = len(session.mail)
-    return lambda: len(session.mail) > letters or bool(session.waiting_input) or not session.open_runs
+    return lambda: len(session.mail) > letters or bool(session.waiting_input) or not session.awaits_children
 
 
 def _nudge(session: Session) -> MessageUser:
@@ -137,5 +148,8 @@ def _guarded(session: Session) -> Ending | None:
     return None
 
 
-def _reason_for_a_step(session: Session) -> bool:
-    return bool(session.waiting_input) or ends_hold(session.mail, runs_open=bool(session.open_runs))
+def _reason_for_a_step(state: State, session: Session) -> bool:
+    if session.waiting_input or ends_hold(session.mail, runs_open=session.awaits_children):
+        return True
+    pulls = state.policy(session.header.root_id)["result.delivery"] == "pull"
+    return pulls and not session.awaits_children and uncollected(state, session)

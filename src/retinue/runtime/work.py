@@ -16,8 +16,9 @@ from retinue.ports import Spent
 class Work:
     """The live side of one open turn; everything durable about it is in the log."""
 
-    def __init__(self, session_id: SessionId, root_id: SessionId, run_id: RunId | None) -> None:
-        """Begin working."""
+    def __init__(self, session_id: SessionId, root_id: SessionId, run_id: RunId | None, turn: int = 0) -> None:
+        """Begin working; `turn` is the number of a root's turn."""
+        self.turn: Final = turn
         self.session_id: Final = session_id
         self.root_id: Final = root_id
         self.run_id: Final = run_id
@@ -28,11 +29,15 @@ class Work:
         self.spawning = asyncio.Lock()
         self.closed: TurnClosed | Run | None = None
         self.error: RetinueError | None = None
+        self.unreleased = ""
+        """What of this turn's own could not be put away, in one sentence; such a turn does not end well."""
         self.finished_text: str | None = None
         """The text of a completed turn, in case its ending cannot be stored."""
         self.said = ""
         """What the turn had said last, in case its ending cannot be stored."""
         self.timers: list[asyncio.TimerHandle] = []
+        self.fetched: set[RunId] = set()
+        """Results that calls of this turn carry home, so that two at once do not both."""
         self.attempt = 1
         """Which try of the request under way the deltas belong to."""
         self.spent = Spent()
@@ -115,6 +120,13 @@ class Work:
         pool = self._places.pop(call_id, None)
         if pool is not None:
             pool.release()
+
+
+def unreleased(work: Work) -> Ending | None:
+    """Return the ending of a turn whose own clean-up failed: whatever came of it, it did not end well."""
+    if not work.unreleased:
+        return None
+    return Ending(status="failed", reason="release_failed", detail=work.unreleased)
 
 
 CURRENT_CALL: Final[ContextVar[tuple[Work, CallId] | None]] = ContextVar("retinue_current_call", default=None)

@@ -1,11 +1,12 @@
 """Events, runs and session rows as bytes and back; it never opens a file or decides what is stored."""
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
-from retinue.core.events import AnyFact, Event, tag_of
-from retinue.core.ids import Position, Seq, SessionId
+from retinue.core.events import AnyFact, Event, RunSpec, Usage, tag_of
+from retinue.core.ids import Position, RunId, Seq, SessionId
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.ports import StoreError
@@ -17,6 +18,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 _FACT: Final[msgspec.json.Decoder[AnyFact]] = msgspec.json.Decoder(AnyFact)
 _RUN: Final = msgspec.json.Decoder(Run)
 _SESSION: Final = msgspec.json.Decoder(SessionRow)
+_UNREADABLE: Final = (msgspec.MsgspecError, RecursionError)
 _TYPE_FRAME_BYTES: Final = len('{"type":""')
 
 
@@ -29,7 +31,7 @@ class StoredEvent(NamedTuple):
     position: int
     time: str
     type: str
-    body: str
+    body: str | bytes
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ def decode_event(row: StoredEvent) -> Event:
     """Return the stored event; raise `StoreError` naming its position when this version cannot read it."""
     try:
         fact = _FACT.decode(row.body)
-    except msgspec.MsgspecError as cause:
+    except _UNREADABLE as cause:
         raise _unreadable(row, cause) from cause
     return Event(
         session_id=SessionId(row.session_id),
@@ -68,20 +70,65 @@ def decode_event(row: StoredEvent) -> Event:
     )
 
 
-def decode_run(body: str, queue_position: int | None) -> Run:
+def decode_run(body: str | bytes, queue_position: int | None) -> Run:
     """Return the run with its present place in the queue."""
     try:
         run = _RUN.decode(body)
-    except msgspec.MsgspecError as cause:
+    except _UNREADABLE as cause:
         raise StoreError(f"A stored run cannot be read: {cause}. Open this store with the newest Retinue.") from cause
     return msgspec.structs.replace(run, queue_position=queue_position)
 
 
-def decode_session(body: str, updated_at: str | None, stored_events: int | None) -> SessionRow:
+def damaged_run(ids: Sequence[bytes], cause: Exception) -> Run:
+    """Return what stands in lists for a run whose row cannot be read, from its ids: run, session, parent and root.
+
+    What is not known is empty: no run has depth 0, no name or time, and no id of a root run.
+    """
+    run_id, session_id, parent_id, root_id = (column.decode(errors="replace") for column in ids)
+    return Run(
+        run_id=RunId(run_id),
+        session_id=SessionId(session_id),
+        parent_id=SessionId(parent_id),
+        root_id=SessionId(root_id),
+        root_run_id=RunId(""),
+        call_id=None,
+        name="(damaged)",
+        agent=None,
+        model="",
+        depth=0,
+        provider="",
+        status="failed",
+        reason="internal",
+        detail=f"The stored row of this run cannot be read ({cause.__cause__ or cause}); all others are as they were.",
+        waiting_for=None,
+        queue_position=None,
+        steps=0,
+        usage=Usage(),
+        created_at="",
+        started_at=None,
+        ended_at=None,
+        queued_s=None,
+        elapsed_s=None,
+        access="read",
+        paths=(),
+        cwd="",
+        continuable=False,
+        output=None,
+        output_cut=False,
+        output_id=None,
+        partial=None,
+        files=(),
+        result_state="none",
+        spec=RunSpec(prompt=""),
+        clock_s=0.0,
+    )
+
+
+def decode_session(body: str | bytes, updated_at: str | None, stored_events: int | None) -> SessionRow:
     """Return the session row, filled with what the end of its log says."""
     try:
         row = _SESSION.decode(body)
-    except msgspec.MsgspecError as cause:
+    except _UNREADABLE as cause:
         raise StoreError(
             f"A stored session cannot be read: {cause}. Open this store with the newest Retinue."
         ) from cause

@@ -108,6 +108,8 @@ class Connection:
             yield
         except apsw.Error as cause:
             raise StoreError(_sentence(self.path, cause)) from cause
+        except UnicodeDecodeError as cause:
+            raise StoreError(f"The store {self.path} is damaged: a text in it is not UTF-8 ({cause}).") from cause
         except UnicodeEncodeError as cause:
             raise StoreError(
                 f"A text holds half a character (a lone surrogate), so nothing was stored: {cause}."

@@ -41,7 +41,16 @@ COMMIT;
 ROLLBACK;
 
 -- name: position
-SELECT max(position) FROM events;
+SELECT max(
+    coalesce((SELECT max(position) FROM events), 0),
+    coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'position'), 0)
+);
+
+-- name: switch
+SELECT value FROM meta WHERE key = 'switch';
+
+-- name: is_deleted
+SELECT 1 FROM deleted WHERE session_id = :session_id;
 
 -- name: last_seq
 SELECT max(seq) FROM events WHERE session_id = :session_id;
@@ -65,16 +74,34 @@ INSERT INTO blobs (digest, data) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING;
 -- name: add_output
 INSERT INTO outputs (output_id, session_id, text) VALUES (?, ?, ?);
 
+-- name: put_meta
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: add_deleted
+INSERT INTO deleted (session_id) VALUES (?) ON CONFLICT (session_id) DO NOTHING;
+
+-- name: delete_events
+DELETE FROM events WHERE session_id = ?;
+
+-- name: delete_session
+DELETE FROM sessions WHERE session_id = ?;
+
+-- name: delete_outputs
+DELETE FROM outputs WHERE session_id = ?;
+
+-- name: delete_runs
+DELETE FROM runs WHERE parent_id = ?;
+
 -- name: read
-SELECT session_id, root_id, seq, position, time, type, body FROM events
+SELECT session_id, root_id, seq, position, time, type, CAST(body AS BLOB) FROM events
 WHERE session_id = :session_id AND seq > :after ORDER BY seq LIMIT :limit;
 
 -- name: tail
-SELECT session_id, root_id, seq, position, time, type, body FROM events
+SELECT session_id, root_id, seq, position, time, type, CAST(body AS BLOB) FROM events
 WHERE position > :after ORDER BY position LIMIT :limit;
 
 -- name: tail_of_tree
-SELECT session_id, root_id, seq, position, time, type, body FROM events
+SELECT session_id, root_id, seq, position, time, type, CAST(body AS BLOB) FROM events
 WHERE root_id = :root_id AND position > :after ORDER BY position LIMIT :limit;
 
 -- name: session
@@ -94,6 +121,10 @@ WHERE is_open AND (is_root OR NOT :roots_only) AND number < :before ORDER BY num
 
 -- name: run
 SELECT number, body, queue_position FROM run_rows WHERE run_id = :run_id;
+
+-- name: damaged_run
+SELECT CAST(run_id AS BLOB), CAST(session_id AS BLOB), CAST(parent_id AS BLOB), CAST(root_id AS BLOB) FROM runs
+WHERE number = :number;
 
 -- name: runs
 SELECT number, body, queue_position FROM run_rows WHERE number > :after ORDER BY number LIMIT :limit;

@@ -14,8 +14,23 @@ _SessionColumns = tuple[str, bool, bool, str]
 _RunColumns = tuple[str, str, str, str, bool, bool, str]
 
 
+def groups_of(batches: Sequence[Batch]) -> list["Group"]:
+    """Return the batches as groups to store one after the other, each ended by the deletion of its last batch."""
+    groups: list[Group] = []
+    rest: list[Batch] = []
+    for batch in batches:
+        rest.append(batch)
+        if batch.deleted is not None:
+            groups.append(Group(rest))
+            rest = []
+    return [*groups, Group(rest)] if rest else groups
+
+
 class Group:
-    """The rows of a commit group. Of several rows for one session or run only the last is kept."""
+    """The rows of some batches, of which only the last may delete.
+
+    Of several rows for one session or run only the last is kept.
+    """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         """Encode the batches.
@@ -34,6 +49,19 @@ class Group:
         self.runs: Final = [_run(run) for run in runs.values()]
         self.blobs: Final = [blob for batch in batches for blob in batch.blobs]
         self.outputs: Final = [(o.output_id, o.session_id, o.text) for batch in batches for o in batch.outputs]
+        switches = [batch.switch for batch in batches if batch.switch is not None]
+        self.switch: Final = switches[-1] if switches else None
+        self.deleted: Final = batches[-1].deleted if batches else None
+        # A run's row belongs to its parent: it outlives the session that carried it out.
+        parents = (run.parent_id for run in runs.values())
+        writers = (o.session_id for batch in batches for o in batch.outputs)
+        self._owners: Final = dict.fromkeys((*self._last_seq, *sessions, *writers, *parents))
+
+    def check_alive(self, is_deleted: Callable[[str], bool]) -> None:
+        """Raise `SeqConflict` when something belongs to a deleted session."""
+        for session_id in self._owners:
+            if is_deleted(session_id):
+                raise SeqConflict(f"The session {session_id} was deleted, so nothing more can be stored for it.")
 
     def check_continues(self, position: int, last_seq: Callable[[str], int]) -> None:
         """Raise `SeqConflict` unless the group begins where the stored log ends."""

@@ -7,7 +7,7 @@ from typing import Final
 from retinue.ports import StoreError
 from retinue.stores.connection import Connection
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The schema this version reads and writes; the number of its migrations."""
 
 

@@ -1,5 +1,6 @@
 """The SQLite store: one durable transaction per commit group, and reads beside it; it never folds a log."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -9,15 +10,18 @@ from retinue.core.events import Event, StoredOutput
 from retinue.core.ids import Digest, OutputId, Position, RunId, SessionId
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
-from retinue.ports import Batch, Page, RunFilter, StoreError
+from retinue.ports import Batch, Deletion, Page, RunFilter, StoreError
 from retinue.stores import schema
-from retinue.stores.codec import StoredEvent, decode_event, decode_run, decode_session
+from retinue.stores.codec import StoredEvent, damaged_run, decode_event, decode_run, decode_session
 from retinue.stores.connection import MEMORY, Connection
-from retinue.stores.rows import Group
+from retinue.stores.rows import Group, groups_of
 from retinue.stores.samefiles import SameFiles
 
+_LOG: Final = logging.getLogger("retinue")
 _NUMBER_MAX: Final = 2**63 - 1
 _NO_LIMIT: Final = -1
+_ON: Final = "on"
+_OFF: Final = "off"
 _Row = tuple[Any, ...]
 
 T = TypeVar("T")
@@ -58,24 +62,17 @@ class SQLiteStore:
     def commit(self, batches: Sequence[Batch]) -> None:
         """Store the batches in order in one durable transaction.
 
-        Raises `SeqConflict` when they do not continue the stored log and `StoreError` for everything else; nothing
-        is stored then.
+        Raises `SeqConflict` when they do not continue the stored log or belong to a deleted session, and
+        `StoreError` for everything else; nothing is stored then.
         """
         if self._writer is None:
             raise StoreError(self.read_only or "")
-        group = Group(batches)
+        groups = groups_of(batches)
         writer = self._writer
         self._require_files()
         with writer.transaction():
-            group.check_continues(
-                writer.value("position") or 0,
-                lambda session_id: writer.value("last_seq", {"session_id": session_id}) or 0,
-            )
-            writer.many("add_event", group.events)
-            writer.many("put_session", group.sessions)
-            writer.many("put_run", group.runs)
-            writer.many("add_blob", group.blobs)
-            writer.many("add_output", group.outputs)
+            for group in groups:
+                _store(writer, group)
         # Once more: what was committed to a file without a name is not stored, and nobody is told that it is.
         self._require_files()
 
@@ -96,8 +93,12 @@ class SQLiteStore:
         return self._decoded(_event, self._reader.rows(name, wanted))
 
     def position(self) -> Position:
-        """Return the last position stored, 0 for an empty store."""
-        return Position(self._reader.value("position") or 0)
+        """Return the highest position ever stored, 0 for a new store; deleting events does not lower it."""
+        return Position(self._reader.value("position"))
+
+    def switch(self) -> bool:
+        """Return whether the master switch is on; it is in a new store."""
+        return self._reader.value("switch") != _OFF
 
     def last_seq(self, session_id: SessionId) -> int:
         """Return a session's last `seq`, 0 for an unknown one."""
@@ -111,26 +112,33 @@ class SQLiteStore:
     def sessions(
         self, page: Page, *, roots_only: bool = True, open_only: bool = False
     ) -> tuple[list[SessionRow], str | None]:
-        """Return rows, newest first, and the cursor of the next page; `open_only` keeps those with an open turn."""
+        """Return rows, newest first, and the cursor of the next page; `open_only` keeps those with an open turn.
+
+        A damaged row is left out, with a warning in the program's log.
+        """
         wanted = {"before": _number(page, _NUMBER_MAX), "limit": _at_least_0(page.limit) + 1}
         if open_only:
             found = self._reader.rows("sessions_open", {**wanted, "roots_only": roots_only})
         else:
             found = self._reader.rows("sessions_of_roots" if roots_only else "sessions", wanted)
         shown, cursor = _cut(found, page)
-        return self._decoded(_session, shown), cursor
+        return self._readable_sessions(shown), cursor
 
     def run(self, run_id: RunId) -> Run | None:
-        """Return one run."""
+        """Return one run; raise `StoreError` when its row is damaged."""
         found = self._reader.rows("run", {"run_id": run_id})
         return self._decoded(_run, found)[0] if found else None
 
     def runs(self, where: RunFilter, page: Page) -> tuple[list[Run], str | None]:
-        """Return runs in the order they were created, and the cursor of the next page."""
+        """Return runs in the order they were created, and the cursor of the next page.
+
+        A damaged row is a run named `(damaged)` that failed with reason `internal`; `open_only` goes by what the row
+        was before.
+        """
         ids = {"root_id": where.root_id, "parent_id": where.parent_id, "session_id": where.session_id}
         wanted = {**ids, "after": _number(page, 0), "limit": _at_least_0(page.limit) + 1}
         shown, cursor = _cut(self._reader.rows(_runs_statement(where), wanted), page)
-        return self._decoded(_run, shown), cursor
+        return [run for row in shown for run in self._run_or_damaged(row)], cursor
 
     def blob(self, digest: Digest) -> bytes | None:
         """Return a stored blob."""
@@ -159,11 +167,57 @@ class SQLiteStore:
         if self._writer is not None:
             self._writer.close()
 
+    def _run_or_damaged(self, row: _Row) -> list[Run]:
+        try:
+            return [_run(row)]
+        except StoreError as cause:
+            # Asked for only now: reading all the columns of every row would cost more than damage is worth.
+            found = self._reader.rows("damaged_run", {"number": row[0]})
+            return [damaged_run(ids, cause) for ids in found]
+
+    def _readable_sessions(self, rows: Sequence[_Row]) -> list[SessionRow]:
+        shown: list[SessionRow] = []
+        damaged: list[StoreError] = []
+        for row in rows:
+            try:
+                shown.append(_session(row))
+            except StoreError as cause:
+                damaged.append(cause)
+        if damaged:
+            _LOG.warning("%s: %d damaged session row(s) left out of a list: %s", self.path, len(damaged), damaged[0])
+        return shown
+
     def _decoded(self, decode: Callable[[_Row], T], rows: Sequence[_Row]) -> list[T]:
         try:
             return [decode(row) for row in rows]
         except StoreError as cause:
             raise StoreError(f"{self.path}: {cause}") from cause
+
+
+def _store(writer: Connection, group: Group) -> None:
+    """Store a group inside a transaction; its deletion comes last."""
+    group.check_alive(lambda session_id: writer.value("is_deleted", {"session_id": session_id}) is not None)
+    group.check_continues(
+        writer.value("position"),
+        lambda session_id: writer.value("last_seq", {"session_id": session_id}) or 0,
+    )
+    writer.many("add_event", group.events)
+    writer.many("put_session", group.sessions)
+    writer.many("put_run", group.runs)
+    writer.many("add_blob", group.blobs)
+    writer.many("add_output", group.outputs)
+    if group.switch is not None:
+        writer.many("put_meta", [("switch", _ON if group.switch else _OFF)])
+    if group.deleted is not None:
+        _delete(writer, group.deleted)
+
+
+def _delete(writer: Connection, deletion: Deletion) -> None:
+    # The highest position may be among the events that go, and no later one may repeat it.
+    writer.many("put_meta", [("position", str(writer.value("position")))])
+    ids = [(session_id,) for session_id in deletion.session_ids]
+    for name in ("add_deleted", "delete_events", "delete_session", "delete_outputs", "delete_runs"):
+        writer.many(name, ids)
 
 
 def open_reading(path: str | Path) -> SQLiteStore:

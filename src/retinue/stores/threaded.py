@@ -31,8 +31,12 @@ class AsyncStore:
         return await self._executor.run(self._store.tail, after, root_id, limit)
 
     async def position(self) -> Position:
-        """Return the last position stored, 0 for an empty store."""
+        """Return the highest position ever stored, 0 for a new store; deleting events does not lower it."""
         return await self._executor.run(self._store.position)
+
+    async def switch(self) -> bool:
+        """Return whether the master switch is on; it is in a new store."""
+        return await self._executor.run(self._store.switch)
 
     async def last_seq(self, session_id: SessionId) -> int:
         """Return a session's last `seq`, 0 for an unknown one."""
@@ -45,15 +49,15 @@ class AsyncStore:
     async def sessions(
         self, page: Page, *, roots_only: bool = True, open_only: bool = False
     ) -> tuple[list[SessionRow], str | None]:
-        """Return rows, newest first, and the cursor of the next page."""
+        """Return rows, newest first, and the cursor of the next page; a damaged row is left out."""
         return await self._executor.run(self._store.sessions, page, roots_only=roots_only, open_only=open_only)
 
     async def run(self, run_id: RunId) -> Run | None:
-        """Return one run."""
+        """Return one run; raise `StoreError` when its row is damaged."""
         return await self._executor.run(self._store.run, run_id)
 
     async def runs(self, where: RunFilter, page: Page) -> tuple[list[Run], str | None]:
-        """Return runs in the order they were created, and the cursor of the next page."""
+        """Return runs in the order they were created, damaged ones as `(damaged)`, and the cursor of the next page."""
         return await self._executor.run(self._store.runs, where, page)
 
     async def blob(self, digest: Digest) -> bytes | None:

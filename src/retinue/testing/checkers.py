@@ -1,28 +1,24 @@
 """What must hold in every log, whatever happened: the checkers together; they read events, requests and rows only."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
-from retinue.core.events import Event, StepClosed, StepOpened
+from retinue.core.events import Event, SessionDeleted, StepClosed, StepOpened
 from retinue.core.ids import RunId, SessionId
 from retinue.core.policy import Policy
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.core.state import State
 from retinue.ports import ModelRequest, Page, RequestMessage, RunFilter, Store
-from retinue.testing.checkletters import check_deliveries, check_letters
-from retinue.testing.checkruns import (
-    check_children,
-    check_created,
-    check_depth,
-    check_endings,
-    check_runs,
-    check_slots,
-    check_turn_ends,
-)
+from retinue.testing.checkbudget import check_budget
+from retinue.testing.checkchildren import check_children, check_order, check_rounds, check_seeds
+from retinue.testing.checkletters import check_auto_turns, check_deliveries, check_letters, check_post
+from retinue.testing.checkrights import check_depth, check_rights
+from retinue.testing.checkruns import check_created, check_endings, check_runs, check_slots
+from retinue.testing.checkstops import check_deleted, check_reasons, check_switch, check_turn_ends
 from retinue.testing.checkturns import check_calls, check_sequence, check_turns, check_usage
 from retinue.testing.fakes import Seen
 from retinue.testing.logview import LogView
@@ -37,13 +33,23 @@ CHECKS: Final[tuple[Callable[[LogView], list[str]], ...]] = (
     check_calls,
     check_runs,
     check_children,
+    check_rounds,
+    check_order,
+    check_seeds,
     check_slots,
     check_endings,
     check_depth,
+    check_rights,
     check_created,
     check_letters,
+    check_post,
+    check_auto_turns,
     check_deliveries,
     check_turn_ends,
+    check_budget,
+    check_switch,
+    check_reasons,
+    check_deleted,
     check_usage,
 )
 PAGE_ROWS: Final = 500
@@ -59,12 +65,17 @@ def check_all(events: Sequence[Event], policy: Policy | None = None, *, at_rest:
     return [f"{check.__name__}: {problem}" for check in CHECKS for problem in check(log)] if events else []
 
 
-def check_kept(before: Sequence[Event], after: Sequence[Event]) -> list[str]:
-    """Return a problem unless the later log begins with the earlier one: nothing durable is lost or rewritten."""
-    for old, new in zip(before, after, strict=False):
+def check_kept(before: Sequence[Event], after: Sequence[Event], gone: Collection[SessionId] = frozenset()) -> list[str]:
+    """Return a problem unless the later log begins with the earlier one: nothing durable is lost or rewritten.
+
+    `gone` are roots that somebody deleted, with their whole trees; of a child that was deleted the later log tells.
+    """
+    deleted = {event.fact.child_id for event in after if isinstance(event.fact, SessionDeleted)}
+    kept = [event for event in before if event.root_id not in gone and event.session_id not in deleted]
+    for old, new in zip(kept, after, strict=False):
         if old != new:
             return [f"position {old.position} of {old.session_id} reads differently in the later log"]
-    lost = len(before) - len(after)
+    lost = len(kept) - len(after)
     return [f"{lost} events of the earlier log are lost"] if lost > 0 else []
 
 

@@ -1,4 +1,4 @@
-"""Checkers of runs: lives, slots, endings, depth, created caps, the end of turns; they read events and nothing else."""
+"""Checkers of runs: their lives, slots, endings and the caps on new ones; they read events and nothing else."""
 
 from collections import Counter
 from typing import Final
@@ -11,12 +11,12 @@ from retinue.core.events import (
     RunSettled,
     RunStarted,
     RunWaiting,
-    SessionOpened,
     StepClosed,
     TurnClosed,
 )
-from retinue.core.ids import RunId, SessionId
-from retinue.testing.logview import LogView, Span, Story, at
+from retinue.core.ids import RunId
+from retinue.core.run import SLOTLESS
+from retinue.testing.logview import LogView, at
 
 REASONS: Final = {
     "completed": ("done", "done_empty"),
@@ -76,6 +76,11 @@ def check_runs(log: LogView) -> list[str]:
 
 IN_QUEUE: Final = ("cancelled", "interrupted")
 """How a run that never started may end."""
+WAITS: Final = {
+    "queued": ("slot", "claim", "parked"),
+    "running": ("slot", "claim", "children", "approval", "budget", "rate"),
+}
+"""What a queued and a running run may wait for."""
 
 
 def _waits(
@@ -83,8 +88,11 @@ def _waits(
 ) -> list[str]:
     origin = first.get(fact.run_id)
     problems: list[str] = []
-    if states.get(fact.run_id) != "running":
-        problems.append(f"run {fact.run_id} is {states.get(fact.run_id)}, not running")
+    state = states.get(fact.run_id)
+    if isinstance(fact, RunResumed) and state != "running":
+        problems.append(f"run {fact.run_id} is {state}, not running")
+    if isinstance(fact, RunWaiting) and fact.waiting_for.kind not in WAITS.get(state or "", ()):
+        problems.append(f"run {fact.run_id} is {state} and cannot wait for {fact.waiting_for.kind}")
     if origin is not None and (origin.parent_id, origin.child_id) != (event.session_id, fact.child_id):
         problems.append(f"run {fact.run_id} is {origin.child_id}'s and belongs in the log of {origin.parent_id}")
     return problems
@@ -108,47 +116,60 @@ def _lifecycle(event: Event, fact: RunFact, state: str | None) -> list[str]:
     return problems
 
 
-def check_children(log: LogView) -> list[str]:
-    """A run that started has its session, opened before by its parent, and exactly one turn there."""
-    problems: list[str] = []
-    turns = Counter(span.opened.run_id for span in log.spans)
-    opened: dict[SessionId, SessionOpened] = {}
-    for event in log.events:
-        fact = event.fact
-        if isinstance(fact, SessionOpened):
-            opened[event.session_id] = fact
-        if isinstance(fact, RunStarted):
-            header = opened.get(fact.child_id)
-            if header is None:
-                problems.append(at(event, f"its session {fact.child_id} is not opened yet"))
-            elif (header.parent_id, header.root_id, header.depth) != (fact.parent_id, fact.root_id, fact.depth):
-                problems.append(at(event, f"the header of {fact.child_id} names another parent, root or depth"))
-            if turns[fact.run_id] != 1:
-                problems.append(at(event, f"run {fact.run_id} has {turns[fact.run_id]} turns, not one"))
-    return problems
-
-
 def check_slots(log: LogView) -> list[str]:
-    """Whoever takes a slot finds one free under each cap; waiting for children gives it up, resuming takes one."""
+    """Whoever takes a slot finds one free under each cap; waiting for children gives it up, resuming takes one.
+
+    Waiting for tokens keeps the slot, and a queued run has none to give up.
+    """
     problems: list[str] = []
-    holders: dict[RunId, RunStarted] = {}
-    started: dict[RunId, RunStarted] = {}
+    slots = _Slots()
     for event in log.events:
-        fact = event.fact
-        if isinstance(fact, RunStarted):
-            started[fact.run_id] = fact
-        if isinstance(fact, RunStarted | RunResumed) and fact.run_id in started:
-            if fact.run_id in holders:
-                problems.append(at(event, f"run {fact.run_id} has a slot already"))
-            holders[fact.run_id] = started[fact.run_id]
-            problems += _over_caps(log, event, started[fact.run_id], holders)
-        if isinstance(fact, RunWaiting | RunSettled):
-            holders.pop(fact.run_id, None)
+        problems += [at(event, text) for text in slots.feed(event)]
+        taker = slots.taker
+        if taker is not None:
+            problems += _over_caps(log, event, taker, slots.holders)
     return problems
+
+
+class _Slots:
+    """Who has a slot, who took the last one, and what the others wait for."""
+
+    def __init__(self) -> None:
+        self.holders: dict[RunId, RunStarted] = {}
+        self.taker: RunStarted | None = None
+        self._started: dict[RunId, RunStarted] = {}
+        self._waits: dict[RunId, str] = {}
+
+    def feed(self, event: Event) -> list[str]:
+        fact = event.fact
+        self.taker = None
+        if isinstance(fact, RunStarted):
+            self._started[fact.run_id] = fact
+            return self._take(fact.run_id)
+        if isinstance(fact, RunResumed) and fact.run_id in self._started:
+            return self._take(fact.run_id) if self._waits.pop(fact.run_id, "slot") in SLOTLESS else []
+        if isinstance(fact, RunWaiting) and fact.run_id in self._started:
+            return self._wait(fact)
+        if isinstance(fact, RunSettled):
+            self.holders.pop(fact.run_id, None)
+        return []
+
+    def _take(self, run_id: RunId) -> list[str]:
+        problems = [f"run {run_id} has a slot already"] if run_id in self.holders else []
+        self.taker = self.holders[run_id] = self._started[run_id]
+        return problems
+
+    def _wait(self, fact: RunWaiting) -> list[str]:
+        kind = self._waits[fact.run_id] = fact.waiting_for.kind
+        if kind in SLOTLESS:
+            self.holders.pop(fact.run_id, None)
+        elif fact.run_id not in self.holders:
+            return [f"run {fact.run_id} waits for {kind} and has no slot"]
+        return []
 
 
 def _over_caps(log: LogView, event: Event, taker: RunStarted, holders: dict[RunId, RunStarted]) -> list[str]:
-    policy = log.policy(taker.root_id)
+    policy = log.policy(taker.root_id, event.position)
     counts = {
         "caps.running.process": len(holders),
         "caps.running.root": sum(run.root_id == taker.root_id for run in holders.values()),
@@ -171,9 +192,9 @@ def check_endings(log: LogView) -> list[str]:
     closed = {span.opened.run_id: span.closed for span in log.spans if span.closed is not None}
     steps = Counter(event.fact.run_id for event in log.events if isinstance(event.fact, StepClosed))
     for story in log.stories.values():
-        if story.settled is not None:
+        if story.settled is not None and story.settled.child_id not in log.deleted:
             problems += _agreement(story.settled, closed.get(story.run_id), steps[story.run_id])
-        elif story.run_id in closed:
+        if story.settled is None and story.run_id in closed:
             problems.append(f"run {story.run_id} is not settled, but its turn is closed")
     return problems
 
@@ -212,97 +233,26 @@ def _agreement(settled: RunSettled, closed: TurnClosed | None, steps: int) -> li
     ]
 
 
-def check_depth(log: LogView) -> list[str]:
-    """A root has depth 0, a child one more than its parent, and nobody is deeper than the caps."""
-    problems: list[str] = []
-    for event in log.events:
-        fact = event.fact
-        if isinstance(fact, SessionOpened):
-            problems += [at(event, text) for text in _depth(log, event.session_id, fact)]
-    return problems
-
-
-def _depth(log: LogView, session_id: SessionId, header: SessionOpened) -> list[str]:
-    if header.parent_id is None:
-        same = header.root_id == session_id and header.depth == 0
-        return [] if same else [f"a root has root {header.root_id} and depth {header.depth}"]
-    parent = log.headers.get(header.parent_id)
-    if parent is None:
-        return [f"its parent {header.parent_id} does not exist"]
-    problems: list[str] = []
-    if header.depth != parent.depth + 1 or header.root_id != parent.root_id:
-        problems.append(f"depth {header.depth} and root {header.root_id} do not follow from its parent's")
-    caps = (log.policy(header.root_id).number("caps.max_depth"), parent.rights.max_depth)
-    deepest = min((cap for cap in caps if cap is not None), default=None)
-    if deepest is not None and header.depth > deepest:
-        problems.append(f"depth {header.depth} is over the cap {deepest}")
-    return problems
-
-
 def check_created(log: LogView) -> list[str]:
     """No turn and no root run creates more children than its cap; a further run of a child creates none."""
     problems: list[str] = []
-    known: set[SessionId] = set()
     by_root_run: Counter[RunId] = Counter()
     by_turn: Counter[int] = Counter()
-    turn_of = {event.position: number for number, span in enumerate(log.spans) for event in span.events}
     for event in log.events:
         fact = event.fact
-        if not isinstance(fact, RunQueued) or fact.child_id in known:
+        if not isinstance(fact, RunQueued) or fact.spec.cause != "prompt" or fact.spec.round != 1:
             continue
-        known.add(fact.child_id)
         by_root_run[fact.root_run_id] += 1
-        number = turn_of.get(event.position)
-        if number is not None:
-            by_turn[number] += 1
+        turn = log.turn_at(fact.parent_id, event.position)
+        by_turn[-1 if turn is None else turn.position] += 1
         counts = {
-            "caps.created.turn": 0 if number is None else by_turn[number],
+            "caps.created.turn": 0 if turn is None else by_turn[turn.position],
             "caps.created.root_run": by_root_run[fact.root_run_id],
         }
+        policy = log.policy(fact.root_id, event.position)
         problems += [
             at(event, f"it is child number {count}, {key} is {cap}")
             for key, count in counts.items()
-            if (cap := log.policy(fact.root_id).number(key)) is not None and count > cap
+            if (cap := policy.number(key)) is not None and count > cap
         ]
     return problems
-
-
-def check_turn_ends(log: LogView) -> list[str]:
-    """A turn closes after its children, as the policy binds them to it; a held one also has all their results."""
-    problems: list[str] = []
-    for span in log.spans:
-        if span.closed is None:
-            continue
-        for queued in span.spawned():
-            story = log.story(queued.run_id)
-            if _bound(log, span.closed, queued) and story.settled_at > span.closed_at:
-                problems.append(f"{_name(span)} closed before its run {queued.run_id} was settled")
-            elif _must_be_home(log, span.closed, queued) and not story.homes_before(span.closed_at):
-                problems.append(f"{_name(span)} completed without the result of its run {queued.run_id}")
-    return problems
-
-
-def _name(span: Span) -> str:
-    return f"turn {span.opened.turn} of {span.session_id}"
-
-
-def _bound(log: LogView, closed: TurnClosed, queued: RunQueued) -> bool:
-    policy = log.policy(queued.root_id)
-    if queued.spec.delivery == "await":
-        return True
-    if closed.status == "completed":
-        return policy["result.turn_end"] in ("hold_open", "cancel")
-    flag = queued.spec.cancel_with_parent
-    return policy["life.cancel_with_parent"] == "always" or (
-        policy["life.cancel_with_parent"] == "opt_in" and flag is True
-    )
-
-
-def _must_be_home(log: LogView, closed: TurnClosed, queued: RunQueued) -> bool:
-    held = log.policy(queued.root_id)["result.turn_end"] == "hold_open"
-    return held and closed.status == "completed" and queued.spec.delivery != "handle"
-
-
-def settled_stories(log: LogView) -> list[tuple[Story, RunSettled]]:
-    """Return the runs that ended."""
-    return [(story, story.settled) for story in log.stories.values() if story.settled is not None]

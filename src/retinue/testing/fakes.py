@@ -32,6 +32,8 @@ HUGE_CHARS: Final = 200_000
 LETTER_MARK: Final = "Message Type: "
 """How every letter begins (SHAPES, Letters)."""
 LONG_ANSWER_CHARS: Final = 30_000
+DELAY_MAX_S: Final = 2.0
+"""Virtual seconds until a wandering model begins to answer."""
 UNKNOWN_RUN: Final = RunId("r_9999")
 
 
@@ -191,7 +193,7 @@ class OneModel:
 
 
 class WorldModel:
-    """A model that wanders: it spawns, waits, lists, reads, cancels, calls tools and answers, as chance has it.
+    """A model that wanders: it spawns, writes, waits, stops, reports, calls tools and answers, as chance has it.
 
     What it says follows from the request and the seed alone, so a restart changes nothing. It ends every turn after
     `steps_max` steps, and spawns at most `spawns_max` children in one session.
@@ -204,26 +206,26 @@ class WorldModel:
         *,
         steps_max: int = 6,
         spawns_max: int = 4,
-        delay_max_s: float = 2.0,
         arguments: Mapping[str, Mapping[str, Any]] | None = None,
+        forks: bool = False,
     ) -> None:
-        """Wander by `seed`; `arguments` are those of tools that need some, by tool name."""
+        """Wander by `seed`; `arguments` are those of tools that need some, by tool name; with `forks` it forks, too."""
         self._seed = seed
         self._clock = clock
         self._steps_max = steps_max
         self._spawns_max = spawns_max
-        self._delay_max_s = delay_max_s
+        self._forks = forks
         self._arguments: Mapping[str, Mapping[str, Any]] = {} if arguments is None else arguments
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece]:
         """Yield the answer in pieces, in virtual time."""
         rng = random.Random(f"{self._seed}/{request.session_id}/{request.number}")
-        await self._clock.sleep(rng.random() * self._delay_max_s)
+        await self._clock.sleep(rng.random() * DELAY_MAX_S)
         calls = self._calls(request, rng)
         text = _text(request, rng, final=not calls)
         for piece in _pieces(text, rng):
             yield Delta(kind="text", text=piece)
-            await self._clock.sleep(rng.random() * self._delay_max_s / 10)
+            await self._clock.sleep(rng.random() * DELAY_MAX_S / 10)
         yield Finish(
             reason="tool_calls" if calls else "stop",
             text=text,
@@ -240,48 +242,122 @@ class WorldModel:
         stops = rng.random() < 0.25 and not (request.root and request.number == 1)
         if not names or _steps(request.messages) >= self._steps_max or stops:
             return ()
-        runs, spawned = _known(request.messages)
+        known = _Known(request.messages)
         calls: list[FinishCall] = []
         for _ in range(rng.choice((1, 1, 2, 3))):
-            name = self._choose(names, spawned, rng)
-            spawned += name == "spawn_agent"
-            arguments = _arguments(name, runs, rng) if name in AGENT_TOOLS else self._arguments.get(name, {})
+            name = self._choose(names, known.spawned, rng)
+            known.spawned += name == "spawn_agent"
+            made = ARGUMENTS.get(name)
+            arguments = self._arguments.get(name, {}) if made is None else made(known, rng)
+            if name == "spawn_agent" and self._forks and rng.random() < FORKS_SHARE:
+                arguments = {**arguments, "context": {"mode": "fork"}}
             calls.append(FinishCall(name=name, arguments=json.dumps(arguments, sort_keys=True)))
         return tuple(calls)
 
     def _choose(self, names: list[str], spawned: int, rng: random.Random) -> str:
         may_spawn = "spawn_agent" in names and spawned < self._spawns_max
-        if may_spawn and rng.random() < 0.5:
+        if may_spawn and (not spawned or rng.random() < 0.5):
             return "spawn_agent"
         others = [name for name in names if name != "spawn_agent"]
+        if spawned and "send_agent_message" in others and rng.random() < 0.2:
+            return "send_agent_message"
         return rng.choice(others) if others else names[0]
 
 
-AGENT_TOOLS: Final = ("spawn_agent", "wait_agent", "list_agents", "read_agent_output", "cancel_agent")
+FORKS_SHARE: Final = 0.2
+"""Share of children that begin with their parent's history, where the world allows it."""
 
 
-def _arguments(name: str, runs: list[str], rng: random.Random) -> dict[str, Any]:
-    some_id = rng.choice([*runs, UNKNOWN_RUN]) if rng.random() < 0.9 else UNKNOWN_RUN
-    if name == "spawn_agent":
-        mode = rng.choice(("background", "background", "await"))
-        return {"prompt": f"task {rng.randint(1, 99)}", "mode": mode, "name": f"helper-{rng.randint(1, 9)}"}
-    if name == "wait_agent":
-        return _wait(runs, some_id, rng)
-    if name == "list_agents":
-        return rng.choice(({}, {"scope": "children"}, {"scope": "descendants"}))
-    if name == "read_agent_output":
-        return {"id": some_id, "offset": rng.choice((0, 5)), "limit": 100}
-    return {"id": some_id}
+class _Known:
+    """What earlier answers told of children: their runs, their sessions, and how many there are."""
+
+    def __init__(self, messages: tuple[RequestMessage, ...]) -> None:
+        self.runs: list[str] = []
+        self.sessions: list[str] = []
+        self.spawned = 0
+        for message in messages:
+            if isinstance(message, AssistantText):
+                self.spawned += sum(call.name == "spawn_agent" for call in message.tool_calls)
+            if isinstance(message, ToolText) and message.name in TELLING and not message.error:
+                self._learn(json.loads(message.text))
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        for row in answer.get("items", [answer]):
+            if row["run_id"] not in self.runs:
+                self.runs.append(row["run_id"])
+            if row.get("session_id") not in (None, *self.sessions):
+                self.sessions.append(row["session_id"])
+
+    def some(self, rng: random.Random) -> str:
+        """Return the id of a run, now and then of one that does not exist."""
+        return rng.choice([*self.runs, UNKNOWN_RUN]) if rng.random() < 0.9 else UNKNOWN_RUN
 
 
-def _wait(runs: list[str], some_id: str, rng: random.Random) -> dict[str, Any]:
+TELLING: Final = ("spawn_agent", "list_agents")
+"""Tools whose answers name children."""
+
+
+def _spawn(_: _Known, rng: random.Random) -> dict[str, Any]:
+    mode = rng.choice(("background", "background", "await"))
+    arguments: dict[str, Any] = {"prompt": f"task {rng.randint(1, 99)}", "mode": mode, "name": f"h-{rng.randint(1, 9)}"}
+    for name, values in SOMETIMES.items():
+        value = rng.choice(values)
+        if value is not None:
+            arguments[name] = value
+    return arguments
+
+
+SOMETIMES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "continuable": (None, None, True, False),
+    "max_depth": (None, None, None, 1, 2),
+    "cancel_with_parent": (None, None, True, False),
+}
+"""What a child may be asked for besides, null for nothing."""
+
+
+def _wait(known: _Known, rng: random.Random) -> dict[str, Any]:
+    some_id = known.some(rng)
     arguments: dict[str, Any] = {"mode": rng.choice(("all", "any")), "timeout_s": rng.choice((1, 3, 60))}
     asked = rng.choice(("open", "one", "several"))
     if asked == "one":
         arguments["ids"] = [some_id]
-    if asked == "several" and runs:
-        arguments["ids"] = rng.sample(runs, k=min(2, len(runs)))
+    if asked == "several" and known.runs:
+        arguments["ids"] = rng.sample(known.runs, k=min(2, len(known.runs)))
     return arguments
+
+
+def _list(_: _Known, rng: random.Random) -> dict[str, Any]:
+    return rng.choice(({}, {"scope": "children"}, {"scope": "descendants"}))
+
+
+def _read(known: _Known, rng: random.Random) -> dict[str, Any]:
+    return {"id": known.some(rng), "offset": rng.choice((0, 5)), "limit": 100}
+
+
+def _send(known: _Known, rng: random.Random) -> dict[str, Any]:
+    name = rng.choice(known.sessions) if known.sessions and rng.random() < 0.8 else known.some(rng)
+    return {"id": name, "message": f"and then {rng.randint(1, 99)}"}
+
+
+def _stop(known: _Known, rng: random.Random) -> dict[str, Any]:
+    return {"id": rng.choice((known.some(rng), *known.sessions[:1]))}
+
+
+def _report(_: _Known, rng: random.Random) -> dict[str, Any]:
+    return {"message": f"so far {rng.randint(1, 99)}", "wake": rng.random() < 0.5}
+
+
+ARGUMENTS: Final[Mapping[str, Callable[[_Known, random.Random], dict[str, Any]]]] = {
+    "spawn_agent": _spawn,
+    "wait_agent": _wait,
+    "list_agents": _list,
+    "read_agent_output": _read,
+    "send_agent_message": _send,
+    "interrupt_agent": _stop,
+    "cancel_agent": _stop,
+    "report_to_parent": _report,
+}
+AGENT_TOOLS: Final = tuple(ARGUMENTS)
 
 
 def _text(request: ModelRequest, rng: random.Random, *, final: bool) -> str:
@@ -310,15 +386,3 @@ def _steps(messages: tuple[RequestMessage, ...]) -> int:
             steps = 0
         steps += isinstance(message, AssistantText)
     return steps
-
-
-def _known(messages: tuple[RequestMessage, ...]) -> tuple[list[str], int]:
-    """Return the runs that spawning calls named, and how many such calls there were."""
-    runs: list[str] = []
-    spawned = 0
-    for message in messages:
-        if isinstance(message, AssistantText):
-            spawned += sum(call.name == "spawn_agent" for call in message.tool_calls)
-        if isinstance(message, ToolText) and message.name == "spawn_agent" and not message.error:
-            runs.append(str(json.loads(message.text)["run_id"]))
-    return runs, spawned

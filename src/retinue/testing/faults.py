@@ -10,6 +10,7 @@ import msgspec
 
 from retinue.core.events import Event, StoredOutput, Value
 from retinue.core.ids import Digest, OutputId, Position, RunId, SessionId
+from retinue.core.policy import NAMES
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.ports import (
@@ -125,6 +126,10 @@ class FaultyStore:
     def position(self) -> Position:
         """Ask the inner store."""
         return self._alive().position()
+
+    def switch(self) -> bool:
+        """Ask the inner store."""
+        return self._alive().switch()
 
     def last_seq(self, session_id: SessionId) -> int:
         """Ask the inner store."""
@@ -298,31 +303,64 @@ async def _forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
+Act = Literal[
+    "message_child",
+    "interrupt_child",
+    "crowd_child",
+    "delete_child",
+    "lower_caps",
+    "raise_caps",
+    "switch_off",
+    "switch_on",
+    "delete",
+]
+"""What people do: `crowd_child` writes to a child twice and interrupts it, the switch is the whole store's."""
+ACTS: Final[tuple[Act, ...]] = (
+    "message_child",
+    "message_child",
+    "interrupt_child",
+    "crowd_child",
+    "crowd_child",
+    "delete_child",
+    "lower_caps",
+    "raise_caps",
+    "switch_off",
+)
+"""What people do at random moments; one act is drawn as often as it stands here."""
+ACTS_MAX_S: Final = 20.0
+"""Virtual seconds after the prompt within which people act; what ends much comes later."""
+
+
 class WorldPlan(Value):
     """What one world is like: its faults, its people and its policy."""
 
     store: StorePlan = StorePlan()
     faults: SeededFaults = SeededFaults(seed=0, rate=0.0)
+    policy_name: str = "standard"
     policy: dict[str, Any] = {}
-    """Switches to set on top of `standard`."""
+    """Switches to set on top of that policy."""
     steer_at_s: float | None = None
     """Virtual second after the prompt at which a person says something more."""
     interrupt_at_s: float | None = None
     jump_at_s: float | None = None
     jump_by_s: float = 0.0
     """How far the wall clock jumps at `jump_at_s`."""
+    acts: tuple[tuple[float, Act], ...] = ()
+    """What people do besides, and at which virtual second after the prompt."""
 
 
 def random_plan(rng: random.Random, commits_max: int = 40) -> WorldPlan:
-    """Return a plan: half of the worlds have a healthy store, a third a healthy model."""
+    """Return a plan: half of the worlds have a healthy store, a third a healthy model, half the standard policy."""
     return WorldPlan(
         store=_random_store(rng, commits_max),
         faults=SeededFaults(seed=rng.getrandbits(32), rate=rng.choice((0.0, 0.08, 0.3))),
+        policy_name=rng.choice(("standard",) * len(NAMES) + NAMES),
         policy=_random_policy(rng),
         steer_at_s=_sometimes(rng, 5.0),
         interrupt_at_s=_sometimes(rng, 20.0),
         jump_at_s=_sometimes(rng, 5.0),
         jump_by_s=rng.choice((-86_400.0, -1.0, 3600.0)),
+        acts=_random_acts(rng),
     )
 
 
@@ -333,18 +371,63 @@ def _random_store(rng: random.Random, commits_max: int) -> StorePlan:
     return StorePlan(**({} if kind is None else {kind: number}), slow_every=slow)
 
 
+BOUNDS: Final[dict[str, tuple[Any, ...]]] = {
+    "caps.max_depth": (1, 2, 3),
+    "caps.created.turn": (2, 6),
+    "life.max_steps": (4, 20),
+    "life.run_timeout_s": (15, 900),
+}
+"""Switches that keep a world small, set in each: under some policies nothing else would end a model that hangs."""
+SWITCHES: Final[dict[str, tuple[Any, ...]]] = {
+    "caps.running.root": (1, 2, 4),
+    "caps.running.process": (1, 2, 8),
+    "caps.running.parent": (None, 1, 2),
+    "caps.on_full": ("queue", "queue", "reject"),
+    "step.parallel_tools_max": (1, 10),
+    "result.delivery": ("push", "push", "pull"),
+    "result.turn_end": ("hold_open", "detach", "cancel"),
+    "result.idle_parent": ("start_turn", "store"),
+    "result.auto_turns_max": (0, 1, 2, 3),
+    "result.empty_output": ("note", "fail"),
+    "life.continuation": ("durable", "durable", "in_turn", "none"),
+    "life.continuable_default": (True, False),
+    "life.rounds_max": (2, 3, 8),
+    "life.queued_messages_max": (1, 2, 4),
+    "life.message_scope": ("family", "tree"),
+    "life.report": (True, True, False),
+    "life.cancel_with_parent": ("always", "opt_in", "never"),
+    "life.one_shot_sessions": ("keep", "delete"),
+    "life.on_restart": ("interrupted", "cancelled"),
+    "budget.tree_tokens_max": (None, None, 3_000, 12_000, 40_000),
+    "budget.output_tokens_max": (300, 4_096),
+    "budget.include_root": (True, False),
+    "budget.on_exceed": ("cancel", "refuse_new", "warn"),
+}
+"""Switches that a world sets or leaves as its policy has them."""
+APART: Final[dict[str, Any]] = {
+    "result.delivery": "push",
+    "result.turn_end": "detach",
+    "result.idle_parent": "start_turn",
+    "life.cancel_with_parent": "never",
+}
+"""Parents that end before their children: only so do letters find an idle session often."""
+
+
 def _random_policy(rng: random.Random) -> dict[str, Any]:
-    return {
-        "caps.running.root": rng.choice((1, 2, 4)),
-        "caps.running.process": rng.choice((1, 2, 8)),
-        "caps.running.parent": rng.choice((None, 1, 2)),
-        "caps.max_depth": rng.choice((1, 2, 3)),
-        "caps.created.turn": rng.choice((2, 16)),
-        "caps.on_full": rng.choice(("queue", "queue", "reject")),
-        "life.max_steps": rng.choice((3, 20)),
-        "life.run_timeout_s": rng.choice((5, 900)),
-        "step.parallel_tools_max": rng.choice((1, 10)),
-    }
+    bounds = {name: rng.choice(values) for name, values in BOUNDS.items()}
+    chosen = {name: rng.choice(values) for name, values in SWITCHES.items() if rng.random() < 0.5}
+    return bounds | chosen | (APART if rng.random() < 0.2 else {})
+
+
+def _random_acts(rng: random.Random) -> tuple[tuple[float, Act], ...]:
+    acts: list[tuple[float, Act]] = [
+        (rng.random() ** 2 * ACTS_MAX_S, rng.choice(ACTS)) for _ in range(rng.choice((0, 0, 1, 3, 6)))
+    ]
+    offs_s = [at_s for at_s, act in acts if act == "switch_off"]
+    acts.extend((at_s + rng.random() * ACTS_MAX_S, "switch_on") for at_s in offs_s)
+    if rng.random() < 0.1:
+        acts.append(((1 + rng.random()) * ACTS_MAX_S, "delete"))
+    return tuple(sorted(acts))
 
 
 def _sometimes(rng: random.Random, most_s: float) -> float | None:

@@ -5,12 +5,16 @@ from typing import Any, Final
 
 from retinue.core.events import (
     AnyFact,
+    BudgetExceeded,
     ContextCompacted,
+    ContextSeeded,
     Event,
     LetterAbsorbed,
     LetterQueued,
     MessageAssistant,
     MessageUser,
+    NotesAsked,
+    PolicyChanged,
     Rights,
     RunQueued,
     RunResumed,
@@ -18,10 +22,12 @@ from retinue.core.events import (
     RunSpec,
     RunStarted,
     RunWaiting,
+    SessionDeleted,
     SessionOpened,
     Snapshot,
     StepClosed,
     StepOpened,
+    SwitchChanged,
     ToolCall,
     ToolFinished,
     ToolStarted,
@@ -32,6 +38,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.ids import CallId, Digest, LetterId, OutputId, Position, RunId, Seq, SessionId, StepNo, TurnNo
+from retinue.core.messages import AssistantText, RequestCall, RequestMessage, ToolText, UserText
 from retinue.core.run import Run, queued, run_fact_keys
 from retinue.core.session import SessionRow
 
@@ -40,6 +47,19 @@ HARD_TEXT: Final = 'quote " back\\slash \x00 nul \x1f \u2028 line é e\u0301 漢
 """Text that breaks what is not encoded with care."""
 _TIME: Final = "2025-01-02T03:04:05.006Z"
 _USAGE: Final = Usage(input=7, cached=1, output=5, reasoning=2, total=12, requests=2, unreported=1)
+
+
+_RESERVED: Final[dict[str, Any]] = {"reserved": 9, "output_tokens_max": 4}
+_CARRIES: Final[dict[str, Any]] = {"run_id": RunId("r_1"), "collected": (RunId("r_2"), RunId("r_3"))}
+_HISTORY: Final[tuple[RequestMessage, ...]] = (
+    UserText(text=HARD_TEXT),
+    AssistantText(
+        text=HARD_TEXT,
+        reasoning=HARD_TEXT,
+        tool_calls=(RequestCall(call_id=CallId("c_1"), name="grep", arguments={"n": [1, None, HARD_TEXT]}),),
+    ),
+    ToolText(call_id=CallId("c_1"), name="grep", text=HARD_TEXT, error=True),
+)
 
 
 class Numbering:
@@ -125,7 +145,7 @@ def every_fact() -> tuple[AnyFact, ...]:
         opened(),
         TurnOpened(turn=turn, root_run_id=run_id, cause="prompt", run_id=run_id),
         MessageUser(turn=turn, text=HARD_TEXT, source="agent", sender_id=child_id, letter_id=LetterId("l_1")),
-        StepOpened(turn=turn, step=step, model="m", prompt_digest=Digest("p"), tools_digest=Digest("t"), reserved=9),
+        StepOpened(turn=turn, step=step, model="m", prompt_digest=Digest("p"), tools_digest=Digest("t"), **_RESERVED),
         MessageAssistant(
             turn=turn,
             step=step,
@@ -137,7 +157,7 @@ def every_fact() -> tuple[AnyFact, ...]:
         ),
         StepClosed(turn=turn, step=step, usage=_USAGE, retries=1, run_id=run_id),
         ToolStarted(call_id=call_id, name="grep", arguments={"pattern": HARD_TEXT}),
-        ToolFinished(call_id=call_id, outcome="error", code="invalid", text=HARD_TEXT, cut=True, run_id=run_id),
+        ToolFinished(call_id=call_id, outcome="error", code="invalid", text=HARD_TEXT, cut=True, **_CARRIES),
         TurnClosed(
             turn=turn,
             root_run_id=run_id,
@@ -167,10 +187,23 @@ def every_fact() -> tuple[AnyFact, ...]:
             cut=True,
             output_id=OutputId("o_1"),
             waking=False,
+            root_run_id=RunId("r_0"),
         ),
         LetterAbsorbed(letter_id=LetterId("l_1"), turn=turn, step=step, run_id=run_id),
+        ContextSeeded(from_id=ROOT, up_to_seq=Seq(4), messages=_HISTORY),
         ContextCompacted(up_to_seq=Seq(9), text="# Notes", kept=2, usage=Usage(input=9, total=9), run_id=RunId("r_1")),
+        *_facts_of_trees(),
         Warned(code="leftover", text=HARD_TEXT),
+    )
+
+
+def _facts_of_trees() -> tuple[AnyFact, ...]:
+    return (
+        NotesAsked(reserved=300, output_tokens_max=256),
+        BudgetExceeded(root_run_id=RunId("r_0"), limit=1000, spent=900, reserved=150),
+        PolicyChanged(changes={"caps.running.root": 2, "wait.s": [1, 2, 3], "budget.tree_tokens_max": None}),
+        SwitchChanged(on=False),
+        SessionDeleted(child_id=SessionId("s_1")),
     )
 
 
@@ -210,6 +243,14 @@ def _run_queued(number: int, **changes: Any) -> RunQueued:
         "files": (),
         "result_state": "none",
         "clock_s": 12.5,
-        "spec": RunSpec(prompt=HARD_TEXT, delivery="await", timeout_s=1.5, rights=Rights(paths=("a",))),
+        "spec": RunSpec(
+            prompt=HARD_TEXT,
+            delivery="await",
+            timeout_s=1.5,
+            rights=Rights(paths=("a",)),
+            output_schema={"type": "object", "properties": {HARD_TEXT: {"type": "string"}}},
+            seed=_HISTORY,
+            seed_seq=Seq(4),
+        ),
     }
     return RunQueued(**{**keys, **changes})

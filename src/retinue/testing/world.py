@@ -47,7 +47,10 @@ class SimClock:
 
 
 class CountingIds:
-    """The `Ids` port: `s_0001`, `s_0002`, … for each prefix."""
+    """The `Ids` port: `s_0001`, `s_0002`, … for each prefix; letters are numbered with the runs.
+
+    A result letter has its run's number, so no other letter may.
+    """
 
     def __init__(self) -> None:
         """Begin at 1; hand one object to all lives of a store, so that no id comes twice."""
@@ -55,8 +58,9 @@ class CountingIds:
 
     def new(self, prefix: str) -> str:
         """Return the next id of a prefix."""
-        self._made[prefix] += 1
-        return f"{prefix}_{self._made[prefix]:04d}"
+        counter = "r" if prefix == "l" else prefix
+        self._made[counter] += 1
+        return f"{prefix}_{self._made[counter]:04d}"
 
 
 class SimExecutor:

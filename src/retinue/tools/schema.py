@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeGuard, TypeVar, cast
 
 import msgspec
 
@@ -103,8 +103,13 @@ def parse(struct: type[S], arguments: Mapping[str, Any], aliases: Mapping[str, s
         if name in values and values[name] != value:
             raise RetinueError("invalid", f"The parameter {name!r} is given twice, once as {key!r}.", _hint(struct))
         if value is not None or field.required or _takes_null(field.type):
-            values[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+            values[name] = int(value) if _is_whole(value) else value
     return _convert(struct, values)
+
+
+def _is_whole(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a whole number written as a fraction; a negative zero is none (scenario S18)."""
+    return isinstance(value, float) and value.is_integer() and str(value) != "-0.0"
 
 
 def _convert(struct: type[S], values: Mapping[str, Any]) -> S:

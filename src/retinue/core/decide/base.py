@@ -17,9 +17,10 @@ from retinue.core.events import (
     TurnClosed,
     Usage,
     Value,
+    Warned,
 )
 from retinue.core.ids import CallId, Digest, LetterId, OutputId, RunId, SessionId
-from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES, QUIET_REASONS, result_letter
+from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES, QUIET_REASONS, ends_hold, result_letter
 from retinue.core.run import Run, usage_of_request
 from retinue.core.session import Session, Turn
 from retinue.core.state import State
@@ -36,7 +37,7 @@ class Stamp(Value):
 
 
 class Ending(Value):
-    """How a body ended; `final` skips the last look around.
+    """How a body ended; `final` skips the last look around, `whole` takes everything below along.
 
     Of a request that was cut off: the text and reasoning it had streamed, what was reported of its usage, its retries.
     """
@@ -49,6 +50,7 @@ class Ending(Value):
     usage: Usage | None = None
     retries: int = 0
     final: bool = False
+    whole: bool = False
 
 
 class StartRun(Value):
@@ -70,13 +72,35 @@ class StopRun(Value):
     ending: Ending
 
 
-class Wake(Value):
-    """Wake whoever waits on this session."""
+class StopTurn(Value):
+    """Stop the open turn of a root."""
+
+    session_id: SessionId
+    ending: Ending
+
+
+class StartTurn(Value):
+    """Start the body of a root's turn that letters opened."""
 
     session_id: SessionId
 
 
-Effect = StartRun | ResumeRun | StopRun | Wake
+class Wake(Value):
+    """Wake whoever waits on this session, or on this root run's budget."""
+
+    session_id: SessionId | RunId
+
+
+Effect = StartRun | ResumeRun | StopRun | StopTurn | StartTurn | Wake
+
+
+class Deletion(Value):
+    """Sessions whose logs, rows and outputs go for good; their ids never come back.
+
+    The runs in their logs go too; those that they carried out stay with a parent that is not deleted.
+    """
+
+    session_ids: tuple[SessionId, ...]
 
 
 class Decision(Value):
@@ -86,6 +110,8 @@ class Decision(Value):
     effects: tuple[Effect, ...] = ()
     blobs: tuple[tuple[Digest, bytes], ...] = ()
     outputs: tuple[StoredOutput, ...] = ()
+    deleted: Deletion | None = None
+    switch: bool | None = None
     value: Any = None
 
 
@@ -202,24 +228,57 @@ def unknown_outcome(call_id: CallId) -> ToolFinished:
     return ToolFinished(call_id=call_id, outcome="unknown", code=None, text=UNKNOWN_OUTCOME)
 
 
-def owed_letters(state: State, session: Session) -> tuple[list[Draft], list[StoredOutput]]:
-    """Return letters for results that a call of this turn awaited and never got, and the texts that they cut.
+def owed_letters(state: State, session: Session, *, hand_over: bool = False) -> tuple[list[Draft], list[StoredOutput]]:
+    """Return letters for results that were to come back in another way and did not, and the texts that they cut.
 
-    A settlement goes home once (CONTRACT section 2).
+    Those are results that a call of this turn awaited and never got; to `hand_over` under `pull`, every result that
+    nobody collected. A settlement goes home once (CONTRACT section 2).
     """
     drafts: list[Draft] = []
     outputs: list[StoredOutput] = []
-    for run_id in session.not_home:
+    pull = state.policy(session.header.root_id)["result.delivery"] == "pull"
+    for run_id in () if pull and not hand_over else session.not_home:
         run = state.runs[run_id]
         letter_id = result_letter_id(run_id)
-        awaited = run.spec.delivery == "await" and run.result_state == "stored"
-        if awaited and letter_id not in session.mail:
+        wanted = run.spec.delivery == "await" or (hand_over and run.spec.delivery == "letter")
+        if wanted and run.result_state == "stored" and letter_id not in session.mail:
             text = run.output or run.partial or ""
             letter, cut = settled_letter(state, run, text, was_cut=run.output_cut)
-            drafts.append(letter)
+            drafts.append(Draft(session_id=session.session_id, fact=letter))
             if cut and run.output_id is None:
                 outputs.append(StoredOutput(output_id=result_output_id(run_id), session_id=run.parent_id, text=text))
     return drafts, outputs
+
+
+def uncollected(state: State, session: Session) -> bool:
+    """Return whether results of this session's children were fetched by nobody."""
+    runs = (state.runs[run_id] for run_id in session.not_home)
+    return any(run.spec.delivery != "handle" and run.result_state == "stored" for run in runs)
+
+
+def owes_a_step(state: State, session: Session) -> bool:
+    """Return whether a turn that would complete now still owes its session something (CONTRACT section 4, Turn end)."""
+    if session.waiting_input or any(letter.waking for letter in session.mail.values()):
+        return True
+    policy = state.policy(session.header.root_id)
+    if policy["result.turn_end"] != "hold_open":
+        return False
+    if session.awaits_children or ends_hold(session.mail, runs_open=False):
+        return True
+    return policy["result.delivery"] == "pull" and uncollected(state, session)
+
+
+def arrival(state: State, letter: LetterQueued) -> list[Draft]:
+    """Return the facts of a letter's arrival; a warning goes with one that would start a turn too many."""
+    drafts = [Draft(session_id=letter.receiver_id, fact=letter)]
+    session = state.sessions[letter.receiver_id]
+    tree = state.trees[session.header.root_id]
+    most = tree.policy.number("result.auto_turns_max")
+    starts = tree.policy["result.idle_parent"] == "start_turn" and letter.waking and session.turn is None
+    if starts and most is not None and letter.root_run_id is not None and tree.auto_turns[letter.root_run_id] >= most:
+        text = f"Letters have started {most} turns of this root run, its limit; this one waits for the next turn."
+        drafts.append(Draft(session_id=letter.receiver_id, fact=Warned(code="auto_turns_max", text=text)))
+    return drafts
 
 
 def result_letter_id(run_id: RunId) -> LetterId:
@@ -237,10 +296,13 @@ def call_output_id(call_id: CallId) -> OutputId:
     return OutputId("o_c" + call_id[2:])
 
 
-def settled_letter(state: State, run: Run, text: str, *, was_cut: bool = False) -> tuple[Draft, bool]:
+def settled_letter(state: State, run: Run, text: str, *, was_cut: bool = False) -> tuple[LetterQueued, bool]:
     """Return the result letter of a settled run, and whether it holds less than the whole text."""
-    tokens_max = state.policy(run.root_id).number("result.notice_max_tokens")
-    letter = result_letter(run, text, tokens_max, was_cut=was_cut)
+    policy = state.policy(run.root_id)
+    # The letter may be read in a later turn, from which the run itself is out of reach under `in_turn`.
+    whole_id = result_output_id(run.run_id) if policy["life.continuation"] == "in_turn" else None
+    tokens_max = policy.number("result.notice_max_tokens")
+    letter = result_letter(run, text, tokens_max, was_cut=was_cut, whole_id=whole_id)
     fact = LetterQueued(
         letter_id=result_letter_id(run.run_id),
         kind="result",
@@ -251,5 +313,6 @@ def settled_letter(state: State, run: Run, text: str, *, was_cut: bool = False) 
         cut=letter.cut,
         output_id=result_output_id(run.run_id) if letter.cut else run.output_id,
         waking=run.reason not in QUIET_REASONS,
+        root_run_id=run.root_run_id,
     )
-    return Draft(session_id=run.parent_id, fact=fact), letter.cut
+    return fact, letter.cut

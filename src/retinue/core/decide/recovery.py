@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from retinue.core.decide.base import Decision, Ending, Stamp
-from retinue.core.decide.runs import CancelRun, Settle, decide_cancel_run, decide_settle
+from retinue.core.decide.runs import Settle, decide_settle
+from retinue.core.decide.stops import EndRun, decide_end_run
 from retinue.core.decide.turns import CloseTurn, decide_close_turn
 from retinue.core.ids import SessionId
 from retinue.core.run import Run
@@ -27,7 +28,7 @@ def owed_closings(state: State, stamp: Stamp) -> list[Owed]:
     waiting = [run for run in open_runs if run.status == "queued"]
     working = sorted((run for run in open_runs if run.status == "running"), key=_deepest_first)
     owed: list[Owed] = [
-        (decide_cancel_run, CancelRun(run_id=run.run_id, ending=restart_ending(state, run.root_id), stamp=stamp))
+        (decide_end_run, EndRun(run_id=run.run_id, ending=restart_ending(state, run.root_id), stamp=stamp))
         for run in waiting
     ]
     owed += [

@@ -1,59 +1,50 @@
-"""Decisions about runs: spawn, settle, cancel, give up a slot and want it back; never about a root's own turns."""
+"""Decisions about one run: accept it, start it, settle it, let it give up its slot; never about a root's own turns."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from retinue.core.decide.admission import CHILDREN, EARLIER, PARKED, SLOT, admit, admit_after, admit_now, waits
 from retinue.core.decide.base import (
     AGAIN,
     Closing,
     Decision,
-    Effect,
     Ending,
-    ResumeRun,
     Stamp,
-    StartRun,
-    StopRun,
     Wake,
+    arrival,
     close_turn,
     judge_empty,
     open_session,
     open_turn_of,
     owed_letters,
+    owes_a_step,
     result_output_id,
     settled_letter,
 )
-from retinue.core.decide.turns import owes_a_step
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
     Draft,
-    MessageUser,
     RunQueued,
-    RunResumed,
     RunSettled,
     RunSpec,
-    RunStarted,
-    RunWaiting,
-    SessionOpened,
     StoredOutput,
-    TurnOpened,
     Usage,
     Value,
-    WaitingFor,
 )
-from retinue.core.ids import CallId, Digest, RunId, SessionId, TurnNo
+from retinue.core.ids import CallId, Digest, RunId, SessionId
 from retinue.core.mailbox import DIAGNOSTIC_MAX_BYTES
 from retinue.core.policy import Policy
 from retinue.core.run import Run, run_fact_keys, working_s
 from retinue.core.run import queued as run_as_queued
-from retinue.core.schedule import Plan, Seat
+from retinue.core.schedule import Plan
 from retinue.core.session import Session
-from retinue.core.state import State
+from retinue.core.state import State, depth_cap, seat_of
 from retinue.core.text import fit_bytes, fit_chars
 
-CHILDREN = WaitingFor(kind="children", what="its own children")
-SLOT = WaitingFor(kind="slot", what="a free slot")
+End = tuple[Ending, Closing | None, tuple[Draft, ...]]
+"""How a run ended, the closing of its turn where it had one, and the facts of its own log."""
 
 
 class Spawn(Value):
@@ -82,22 +73,6 @@ class Settle(Value):
     stamp: Stamp
 
 
-class CancelRun(Value):
-    """End one run: at once when it is queued, through its supervisor when it runs."""
-
-    run_id: RunId
-    ending: Ending
-    stamp: Stamp
-
-
-class CancelChildren(Value):
-    """End every open child of a session."""
-
-    session_id: SessionId
-    ending: Ending
-    stamp: Stamp
-
-
 class YieldSlot(Value):
     """A run only waits for its own descendants from here on."""
 
@@ -113,23 +88,114 @@ class WantSlot(Value):
 
 
 def decide_spawn(state: State, command: Spawn) -> Decision:
-    """Accept a child and start it when a slot is free; refuse it over a cap or too deep."""
+    """Accept a child and start it when a slot is free; refuse it over a cap, over budget, too deep, or switched off."""
     parent = open_session(state, command.parent_id)
+    require_delegation(state, parent, _root_run(parent, command))
+    require_depth(parent.header.depth + 1, depth_cap(parent, state.policy(parent.header.root_id)))
     require_depth(parent.header.depth + 1, command.spec.rights.max_depth)
     _require_created_caps(state, parent, command)
-    run = run_as_queued(_queued_fact(state, parent, command))
+    _require_fresh_id(state, parent, command.session_id)
+    run = run_as_queued(_queued_fact(parent, command))
+    return accepted(state, run, command.stamp, blobs=command.blobs)
+
+
+def accepted(
+    state: State,
+    run: Run,
+    stamp: Stamp,
+    *,
+    back: Sequence[Run] = (),
+    blobs: tuple[tuple[Digest, bytes], ...] = (),
+    patient: bool = False,
+) -> Decision:
+    """Return the acceptance of a run, with its start where a slot is free; the value is the run as committed.
+
+    At a full cap it is refused where `caps.on_full` says so; a `patient` one never is, nor one behind an earlier run
+    of its own child. `back` are runs that were set aside and stand in the queue again, before it.
+    """
+    run = msgspec.structs.replace(run, queue_position=state.book.queue_length(run.root_id) + len(back) + 1)
     plan = Plan(state.book, state.caps)
-    plan.join(Seat(run_id=run.run_id, root_id=run.root_id, parent_id=run.parent_id))
+    for joins in (*back, run):
+        plan.join(seat_of(joins))
     admitted = [seat.run_id for seat in plan.admit()]
     policy = state.policy(run.root_id)
-    if run.run_id not in admitted and policy["caps.on_full"] == "reject":
+    refusable = not (patient or _siblings(state, run))
+    if run.run_id not in admitted and refusable and policy["caps.on_full"] == "reject":
         raise _no_slot(state, policy, run)
     queued = Draft(session_id=run.parent_id, fact=RunQueued(**run_fact_keys(run), spec=run.spec))
-    drafts, effects = _admit(state, plan_order=admitted, stamp=command.stamp, fresh=run)
+    drafts, effects = admit(state, plan_order=admitted, stamp=stamp, fresh=run)
     status = "running" if run.run_id in admitted else "queued"
     position = None if status == "running" else run.queue_position
     value = msgspec.structs.replace(run, status=status, queue_position=position)
-    return Decision(drafts=(queued, *drafts), effects=tuple(effects), blobs=command.blobs, value=value)
+    before = tuple(waits(sibling, SLOT, stamp) for sibling in back)
+    return Decision(drafts=(*before, queued, *drafts), effects=tuple(effects), blobs=blobs, value=value)
+
+
+def _siblings(state: State, run: Run) -> list[RunId]:
+    """Return the open runs of the same child, in the order they were accepted."""
+    kid = state.sessions[run.parent_id].kids.get(run.session_id)
+    return [] if kid is None else [run_id for run_id in kid.open if run_id != run.run_id]
+
+
+def require_delegation(state: State, parent: Session, root_run_id: RunId) -> None:
+    """Refuse new work for children while the master switch is off, or when the tree's tokens are used up."""
+    if not state.switch_on:
+        raise RetinueError(
+            "switched_off",
+            "Delegation is switched off: no child is started or continued.",
+            "Do the task yourself, or have it switched on with 'retinue switch on'.",
+        )
+    root_id = parent.header.root_id
+    if state.refuses_new(root_id, root_run_id):
+        limit = state.policy(root_id).number("budget.tree_tokens_max")
+        raise RetinueError(
+            "budget_exceeded",
+            f"This root run has used up its budget of {limit} tokens: no child is started or continued.",
+            "Finish with what is there, or raise budget.tree_tokens_max for the next prompt.",
+        )
+
+
+def _require_fresh_id(state: State, parent: Session, session_id: SessionId) -> None:
+    taken = session_id in state.sessions or session_id in parent.kids
+    if taken or any(run.session_id == session_id for run in state.runs.values() if run.status == "queued"):
+        raise RetinueError("invalid", f"The session id {session_id} is taken.", "Reserve a fresh one.")
+
+
+def next_run(state: State, last: Run, spec: RunSpec, ids: tuple[RunId, RunId], stamp: Stamp) -> Run:
+    """Return a further run of a child, not accepted yet, with everything frozen as in an earlier run of it.
+
+    `ids` are the run's own and its root run's.
+    """
+    waits = SLOT if state.sessions[last.parent_id].kids[last.session_id].open == {} else EARLIER
+    run_id, root_run_id = ids
+    return msgspec.structs.replace(
+        last,
+        run_id=run_id,
+        root_run_id=root_run_id,
+        call_id=None,
+        status="queued",
+        reason=None,
+        detail=None,
+        waiting_for=waits,
+        queue_position=None,
+        steps=0,
+        usage=Usage(),
+        created_at=stamp.wall,
+        started_at=None,
+        ended_at=None,
+        queued_s=None,
+        elapsed_s=None,
+        output=None,
+        output_cut=False,
+        output_id=None,
+        partial=None,
+        files=(),
+        result_state="none",
+        spec=spec,
+        clock_s=stamp.clock_s,
+        worked_s=0.0,
+        usage_tree=Usage(),
+    )
 
 
 def require_depth(depth: int, cap: int | None) -> None:
@@ -177,10 +243,10 @@ def _no_slot(state: State, policy: Policy, run: Run) -> RetinueError:
 
 
 def _root_run(parent: Session, command: Spawn) -> RunId:
-    return parent.turn.opened.root_run_id if parent.turn is not None else command.root_run_id
+    return parent.root_run(command.root_run_id)
 
 
-def _queued_fact(state: State, parent: Session, command: Spawn) -> RunQueued:
+def _queued_fact(parent: Session, command: Spawn) -> RunQueued:
     root_id, rights = parent.header.root_id, command.spec.rights
     definition = command.spec.definition
     return RunQueued(
@@ -199,7 +265,7 @@ def _queued_fact(state: State, parent: Session, command: Spawn) -> RunQueued:
         reason=None,
         detail=None,
         waiting_for=SLOT,
-        queue_position=state.book.queue_length(root_id) + 1,
+        queue_position=None,
         steps=0,
         usage=Usage(),
         created_at=command.stamp.wall,
@@ -222,78 +288,6 @@ def _queued_fact(state: State, parent: Session, command: Spawn) -> RunQueued:
     )
 
 
-def _admit(
-    state: State, *, plan_order: Iterable[RunId], stamp: Stamp, fresh: Run | None = None
-) -> tuple[list[Draft], list[Effect]]:
-    """Return the facts and effects that give slots to runs, new ones and returning ones, in order."""
-    drafts: list[Draft] = []
-    effects: list[Effect] = []
-    for run_id in plan_order:
-        run = fresh if fresh is not None and fresh.run_id == run_id else state.runs[run_id]
-        if run.status == "running":
-            fact = RunResumed(run_id=run_id, child_id=run.session_id, clock_s=stamp.clock_s)
-            drafts.append(Draft(session_id=run.parent_id, fact=fact))
-            effects.append(ResumeRun(run_id=run_id))
-        else:
-            drafts.extend(_start(state, run, stamp))
-            effects.append(StartRun(run_id=run_id))
-    return drafts, effects
-
-
-def _admit_after(state: State, run: Run, stamp: Stamp) -> tuple[list[Draft], list[Effect]]:
-    plan = Plan(state.book, state.caps)
-    plan.leave(run.run_id)
-    return _admit(state, plan_order=[seat.run_id for seat in plan.admit()], stamp=stamp)
-
-
-def _start(state: State, run: Run, stamp: Stamp) -> list[Draft]:
-    spec = run.spec
-    turn = TurnNo(1)
-    opened = TurnOpened(turn=turn, root_run_id=run.root_run_id, cause="prompt", run_id=run.run_id)
-    task = MessageUser(turn=turn, text=spec.prompt, source="agent", sender_id=run.parent_id)
-    changes: dict[str, Any] = {
-        "status": "running",
-        "started_at": stamp.wall,
-        "queued_s": max(0.0, stamp.clock_s - run.clock_s),
-        "waiting_for": None,
-        "queue_position": None,
-        "clock_s": stamp.clock_s,
-    }
-    started = RunStarted(**run_fact_keys(msgspec.structs.replace(run, **changes)))
-    child = run.session_id
-    return [
-        Draft(session_id=child, fact=_child_header(state, run)),
-        Draft(session_id=child, fact=opened),
-        Draft(session_id=child, fact=task),
-        Draft(session_id=run.parent_id, fact=started),
-    ]
-
-
-def _child_header(state: State, run: Run) -> SessionOpened:
-    spec = run.spec
-    definition = spec.definition
-    return SessionOpened(
-        parent_id=run.parent_id,
-        root_id=run.root_id,
-        depth=run.depth,
-        name=run.name,
-        agent=run.agent,
-        agent_digest=None if definition is None else definition.digest,
-        provider=run.provider,
-        model=run.model,
-        profile=spec.profile,
-        approval=spec.approval,
-        cwd=run.cwd,
-        policy=state.policy(run.root_id).to_dict(),
-        rights=spec.rights,
-        environment_digest=spec.environment_digest,
-        call_id=run.call_id,
-        effort=spec.effort,
-        system_prompt=spec.system_prompt,
-        definition=definition,
-    )
-
-
 def decide_settle(state: State, command: Settle) -> Decision:
     """Settle a running run once: its turn, its settlement, its letter, its slot and who gets that, in one commit.
 
@@ -304,43 +298,51 @@ def decide_settle(state: State, command: Settle) -> Decision:
         return Decision(value=run)
     child, turn = open_turn_of(state, run.session_id)
     ending = command.ending
-    if ending.status == "completed" and not ending.final and owes_a_step(child):
+    if ending.status == "completed" and not ending.final and owes_a_step(state, child):
         return Decision(value=AGAIN)
     ending = judge_empty(state, child, ending)
     closing = close_turn(child, turn, ending)
     letters, outputs = owed_letters(state, child)
-    decision = _settlement(state, run, (ending, closing, (*letters, *closing.drafts)), command.stamp)
+    decision = settlement(state, run, (ending, closing, (*letters, *closing.drafts)), command.stamp)
     return msgspec.structs.replace(decision, outputs=(*outputs, *decision.outputs))
 
 
-def _settlement(
-    state: State, run: Run, end: tuple[Ending, Closing | None, tuple[Draft, ...]], stamp: Stamp
-) -> Decision:
+def settlement(state: State, run: Run, end: End, stamp: Stamp) -> Decision:
+    """Return a run's settlement: its ending, its letter, and whoever gets the slot it leaves, in one batch."""
     ending, closing, child_drafts = end
     whole = closing.text if closing is not None else ""
     settled, cut = _settled_run(state, run, ending, (closing, whole), stamp)
-    parent_drafts: list[Draft] = []
-    if _goes_by_letter(run, ending):
+    told: list[Draft] = []
+    if _goes_by_letter(state, run, ending):
         letter, letter_cut = settled_letter(state, settled, whole)
         cut = cut or letter_cut
-        parent_drafts.append(letter)
+        told = arrival(state, letter)
+    parked = _parked(state, run, ending, stamp)
     # A queued run frees no slot; and where several are cancelled in one commit, none may start another of them.
-    admitted, effects = _admit_after(state, run, stamp) if run.status == "running" else ([], [])
+    moves_up = run.status == "running"
+    admitted, effects = admit_after(state, run, stamp, settled=not parked) if moves_up else ([], [])
     fact = RunSettled(**run_fact_keys(settled), usage_tree=settled.usage_tree)
-    drafts = (*child_drafts, Draft(session_id=run.parent_id, fact=fact), *parent_drafts, *admitted)
-    outputs = (
-        (StoredOutput(output_id=result_output_id(run.run_id), session_id=run.parent_id, text=whole),) if cut else ()
-    )
+    kept = StoredOutput(output_id=result_output_id(run.run_id), session_id=run.parent_id, text=whole)
     return Decision(
-        drafts=drafts,
-        effects=(Wake(session_id=run.parent_id), Wake(session_id=run.session_id), *effects),
-        outputs=outputs,
+        drafts=(*child_drafts, Draft(session_id=run.parent_id, fact=fact), *told, *parked, *admitted),
+        effects=(*(Wake(session_id=key) for key in (run.parent_id, run.session_id, run.root_run_id)), *effects),
+        outputs=(kept,) if cut else (),
         value=settled,
     )
 
 
-def _goes_by_letter(run: Run, ending: Ending) -> bool:
+def _parked(state: State, run: Run, ending: Ending, stamp: Stamp) -> list[Draft]:
+    """Return the facts that set the messages aside which wait behind a run that was interrupted."""
+    if ending.reason != "interrupted" or run.status != "running":
+        return []
+    waiting = [state.runs[run_id] for run_id in _siblings(state, run)]
+    return [waits(sibling, PARKED, stamp) for sibling in waiting if not sibling.is_parked]
+
+
+def _goes_by_letter(state: State, run: Run, ending: Ending) -> bool:
     # A handle does not outlive its process: after a restart the parent is told by letter instead.
+    if state.policy(run.root_id)["result.delivery"] == "pull":
+        return False
     delivery = run.spec.delivery
     return delivery == "letter" or (delivery == "handle" and ending.reason == "restart")
 
@@ -375,38 +377,14 @@ def _settled_run(
     return msgspec.structs.replace(run, **changes), cut
 
 
-def decide_cancel_run(state: State, command: CancelRun) -> Decision:
-    """End a run: a queued one settles here, without a slot or a session; a running one is stopped by its supervisor."""
-    run = state.runs.get(command.run_id)
-    if run is None or not run.is_open:
-        return Decision(value=run)
-    if run.status == "queued":
-        return _settlement(state, run, (command.ending, None, ()), command.stamp)
-    return Decision(effects=(StopRun(run_id=run.run_id, ending=command.ending),), value=run)
-
-
-def decide_cancel_children(state: State, command: CancelChildren) -> Decision:
-    """End every open child of a session, queued ones at once and in one commit."""
-    session = state.sessions.get(command.session_id)
-    drafts: list[Draft] = []
-    effects: list[Effect] = []
-    outputs: list[StoredOutput] = []
-    for run_id in () if session is None else tuple(session.open_runs):
-        cancel = CancelRun(run_id=run_id, ending=command.ending, stamp=command.stamp)
-        one = decide_cancel_run(state, cancel)
-        drafts.extend(one.drafts)
-        effects.extend(one.effects)
-        outputs.extend(one.outputs)
-    return Decision(drafts=tuple(drafts), effects=tuple(effects), outputs=tuple(outputs))
-
-
 def decide_yield(state: State, command: YieldSlot) -> Decision:
     """Give up a run's slot while it only waits for its own descendants; somebody else may have it."""
     run = state.runs.get(command.run_id)
-    if run is None or run.status != "running" or run.waiting_for is not None:
+    # One that wanted its slot back meanwhile, and only waits again, gives its place in the line up as well.
+    if run is None or run.status != "running" or run.waiting_for == CHILDREN:
         return Decision()
-    admitted, effects = _admit_after(state, run, command.stamp)
-    return Decision(drafts=(_waits(run, CHILDREN, command.stamp), *admitted), effects=tuple(effects))
+    admitted, effects = admit_after(state, run, command.stamp, settled=False)
+    return Decision(drafts=(waits(run, CHILDREN, command.stamp), *admitted), effects=tuple(effects))
 
 
 def decide_want_slot(state: State, command: WantSlot) -> Decision:
@@ -415,11 +393,6 @@ def decide_want_slot(state: State, command: WantSlot) -> Decision:
     if run is None or not run.is_yielded or run.waiting_for == SLOT:
         return Decision()
     plan = Plan(state.book, state.caps)
-    plan.join(Seat(run_id=run.run_id, root_id=run.root_id, parent_id=run.parent_id), front=True)
-    admitted, effects = _admit(state, plan_order=[seat.run_id for seat in plan.admit()], stamp=command.stamp)
-    return Decision(drafts=(_waits(run, SLOT, command.stamp), *admitted), effects=tuple(effects))
-
-
-def _waits(run: Run, what: WaitingFor, stamp: Stamp) -> Draft:
-    fact = RunWaiting(run_id=run.run_id, child_id=run.session_id, waiting_for=what, clock_s=stamp.clock_s)
-    return Draft(session_id=run.parent_id, fact=fact)
+    plan.join(seat_of(run), front=True)
+    admitted, effects = admit_now(state, command.stamp, plan)
+    return Decision(drafts=(waits(run, SLOT, command.stamp), *admitted), effects=tuple(effects))

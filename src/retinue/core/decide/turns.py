@@ -1,5 +1,6 @@
-"""Decisions about a session's own turns: open, steer, the step boundary, close; never about slots or runs."""
+"""Decisions about a root's own turns: open, steer, close; never about slots, runs or single requests."""
 
+from retinue.core.decide.absorb import absorb
 from retinue.core.decide.base import (
     AGAIN,
     Decision,
@@ -12,22 +13,19 @@ from retinue.core.decide.base import (
     open_session,
     open_turn_of,
     owed_letters,
+    owes_a_step,
 )
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
     Cause,
     Draft,
-    LetterAbsorbed,
     MessageUser,
     SessionOpened,
-    StepOpened,
     TurnOpened,
     Value,
     Warned,
 )
 from retinue.core.ids import Digest, RunId, SessionId, StepNo, TurnNo
-from retinue.core.mailbox import ends_hold
-from retinue.core.session import Session
 from retinue.core.state import State
 
 
@@ -53,16 +51,6 @@ class Steer(Value):
 
     session_id: SessionId
     text: str
-
-
-class OpenStep(Value):
-    """Cross a step boundary: letters in, then one model request."""
-
-    session_id: SessionId
-    model: str
-    prompt_digest: Digest
-    tools_digest: Digest
-    blobs: tuple[tuple[Digest, bytes], ...] = ()
 
 
 class CloseTurn(Value):
@@ -101,24 +89,8 @@ def decide_open_turn(state: State, command: OpenTurn) -> Decision:
     turn = TurnNo(session.turns + 1)
     opened = TurnOpened(turn=turn, root_run_id=command.root_run_id, cause=command.cause)
     text = MessageUser(turn=turn, text=command.text, source="user")
-    facts = (opened, text, *_absorb(session, turn, StepNo(1)))
+    facts = (opened, text, *absorb(session, turn, StepNo(1)))
     return Decision(drafts=tuple(Draft(session_id=command.session_id, fact=fact) for fact in facts), value=turn)
-
-
-def _absorb(session: Session, turn: TurnNo, step: StepNo) -> list[LetterAbsorbed | MessageUser]:
-    facts: list[LetterAbsorbed | MessageUser] = []
-    for letter in session.mail.values():
-        facts.append(LetterAbsorbed(letter_id=letter.letter_id, turn=turn, step=step, run_id=letter.run_id))
-        facts.append(
-            MessageUser(
-                turn=turn,
-                text=letter.text,
-                source="agent",
-                sender_id=letter.sender_id,
-                letter_id=letter.letter_id,
-            )
-        )
-    return facts
 
 
 def decide_steer(state: State, command: Steer) -> Decision:
@@ -129,35 +101,15 @@ def decide_steer(state: State, command: Steer) -> Decision:
     return Decision(drafts=(draft,), effects=(Wake(session_id=command.session_id),))
 
 
-def decide_open_step(state: State, command: OpenStep) -> Decision:
-    """Absorb what waits and open the next step, in one commit."""
-    session, turn = open_turn_of(state, command.session_id)
-    number, step = turn.opened.turn, StepNo(turn.steps + 1)
-    opened = StepOpened(
-        turn=number,
-        step=step,
-        model=command.model,
-        prompt_digest=command.prompt_digest,
-        tools_digest=command.tools_digest,
-    )
-    facts = (*_absorb(session, number, step), opened)
-    drafts = tuple(Draft(session_id=command.session_id, fact=fact) for fact in facts)
-    return Decision(drafts=drafts, blobs=command.blobs, value=step)
-
-
-def owes_a_step(session: Session) -> bool:
-    """Return whether a turn that would complete now still owes its session something."""
-    return bool(session.waiting_input or session.open_runs) or ends_hold(session.mail, runs_open=False)
-
-
 def decide_close_turn(state: State, command: CloseTurn) -> Decision:
     """Close a root's turn, or answer `AGAIN` when a completed one still owes a step."""
     session, turn = open_turn_of(state, command.session_id)
-    if command.ending.status == "completed" and not command.ending.final and owes_a_step(session):
+    if command.ending.status == "completed" and not command.ending.final and owes_a_step(state, session):
         return Decision(value=AGAIN)
     letters, outputs = owed_letters(state, session)
     closing = close_turn(session, turn, judge_empty(state, session, command.ending))
-    effects: tuple[Effect, ...] = (Wake(session_id=command.session_id),)
+    keys = (command.session_id, turn.opened.root_run_id)
+    effects: tuple[Effect, ...] = tuple(Wake(session_id=key) for key in keys)
     return Decision(
         drafts=(*letters, *closing.drafts),
         effects=effects,
