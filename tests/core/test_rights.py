@@ -274,12 +274,15 @@ class Paths(RuleBasedStateMachine):
     @precondition(lambda self: self._sessions(working=True))
     @rule(data=st.data(), depth=st.none() | st.integers(0, 9))
     def spawn_as_a_caller_that_checks_nothing(self, data: st.DataObject, depth: int | None) -> None:
-        """What the decision alone says about depth, whatever rights the caller puts into it."""
+        """What the decision alone says of the right to delegate and of depth, whatever the caller puts into it."""
         parent = data.draw(st.sampled_from(self._sessions(working=True)))
         session = self.log.state.sessions[parent]
         caps = [cap for cap in (depth_cap(session, self.log.state.policy(ROOT)), depth) if cap is not None]
         rights = msgspec.structs.replace(session.header.rights, max_depth=min(caps, default=None))
         below = session.header.depth + 1
+        if session.header.parent_id is not None and not rights.may_delegate:
+            assert refused(lambda: driver.spawn(self.log, self._name(), parent, rights=rights)).code == "denied"
+            return
         if caps and below > min(caps):
             assert refused(lambda: driver.spawn(self.log, self._name(), parent, rights=rights)).code == "depth_exceeded"
             return

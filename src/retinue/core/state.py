@@ -106,7 +106,8 @@ class State:
     def refuses_new(self, root_id: SessionId, root_run_id: RunId) -> bool:
         """Return whether a root run is over its budget and may start nothing more."""
         tree = self.trees[root_id]
-        return tree.ledger(root_run_id).exceeded and tree.policy["budget.on_exceed"] != "warn"
+        ledger, limit = tree.ledger(root_run_id), tree.policy.number("budget.tree_tokens_max")
+        return (ledger.exceeded or ledger.is_over(limit)) and tree.policy["budget.on_exceed"] != "warn"
 
     def rouses(self, session: Session) -> bool:
         """Return whether letters that found this session idle will start a turn of it."""

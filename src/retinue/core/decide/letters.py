@@ -201,7 +201,8 @@ def _require_room(state: State, last: Run, kid: Kid) -> None:
             SPAWN_ANEW,
         )
     queued = policy.number("life.queued_messages_max")
-    waiting = sum(state.runs[run_id].status == "queued" and state.runs[run_id].spec.round > 1 for run_id in kid.open)
+    queued_runs = [state.runs[run_id] for run_id in kid.open if state.runs[run_id].status == "queued"]
+    waiting = sum(run.spec.cause == "message" for run in queued_runs)
     if queued is not None and waiting >= queued:
         raise RetinueError(
             "cap_messages",

@@ -91,6 +91,7 @@ def decide_spawn(state: State, command: Spawn) -> Decision:
     """Accept a child and start it when a slot is free; refuse it over a cap, over budget, too deep, or switched off."""
     parent = open_session(state, command.parent_id)
     require_delegation(state, parent, _root_run(parent, command))
+    _require_right(parent)
     require_depth(parent.header.depth + 1, depth_cap(parent, state.policy(parent.header.root_id)))
     require_depth(parent.header.depth + 1, command.spec.rights.max_depth)
     _require_created_caps(state, parent, command)
@@ -205,6 +206,14 @@ def require_depth(depth: int, cap: int | None) -> None:
             "depth_exceeded",
             f"A child of this session would have depth {depth}; the cap is {cap}.",
             "Do the task yourself, without a child.",
+        )
+
+
+def _require_right(parent: Session) -> None:
+    """Refuse a child of a child that may not delegate, whoever asks for it (`denied`): no path widens rights."""
+    if parent.header.parent_id is not None and not parent.header.rights.may_delegate:
+        raise RetinueError(
+            "denied", f"The child {parent.session_id} may not delegate.", "Do the task yourself, without a child."
         )
 
 
