@@ -186,7 +186,7 @@ def test_S38_a_result_above_the_limit_is_cut_and_marked_and_stays_readable_whole
         (letter,) = life.told(LetterQueued)
         assert letter.cut
         assert whole[:RESULT_MAX_CHARS] + CUT_MARK in payload_of(letter.text)
-        assert f'read_agent_output with id "{settled.run_id}"' in letter.text
+        assert f'read_agent_output with id "{settled.output_id}"' in letter.text
     else:
         (row,) = body_of(life.answers(3)[0])["items"]
         assert row["output"] == settled.output
