@@ -17,7 +17,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.ids import CallId, SessionId
 from retinue.core.mailbox import fit_tokens, frame
 from retinue.core.messages import AssistantText, RequestCall, RequestMessage, ToolText, UserText
-from retinue.models.offline import OfflineModel
+from retinue.models.offline import ENDS, OfflineModel
 from retinue.ports import Delta, Finish, ModelRequest, ToolSchema
 from tests.tools.harness import FakeContext, tool_named, without_privileges
 
@@ -38,6 +38,19 @@ class Stage:
     texts: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
+    steps_max: int = 20
+    pull: bool = False
+    ends: bool = False
+    ends_per_wait: int = 99
+    waits: list[dict[str, Any]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    mail: list[UserText] = field(default_factory=list)
+
+    def ask_once(self, prompt: str = PROMPT) -> str:
+        """Play a turn that nothing holds open: what comes home comes home in it."""
+        self.ends = True
+        self.messages.append(UserText(text=prompt))
+        return self.turn("s_root", self.messages, root=True)
 
     def run(self, prompt: str = PROMPT, batches: int = 2) -> str:
         """Play a turn under hold_open, letters coming home in batches; return the final text."""
@@ -61,7 +74,7 @@ class Stage:
 
     def turn(self, session: str, messages: list[RequestMessage], *, root: bool) -> str:
         """Play steps until the model makes no call."""
-        for number in range(1, 21):
+        for number in range(1, self.steps_max + 1):
             self.steps[session] = self.steps.get(session, 0) + 1
             finish = self.ask(session, messages, number, root=root)
             calls = tuple(
@@ -74,8 +87,11 @@ class Stage:
             self.texts.append(finish.text)
             if not calls:
                 return finish.text
-            messages.extend(self.answer(call) for call in calls)
-        raise AssertionError(f"{session} used up its 20 steps")
+            messages.extend([self.answer(call) for call in calls])
+            if root:
+                messages.extend(self.mail)
+                self.mail.clear()
+        raise AssertionError(f"{session} used up its {self.steps_max} steps")
 
     def ask(self, session: str, messages: list[RequestMessage], number: int, *, root: bool) -> Finish:
         names = self.offered if root else READING
@@ -84,7 +100,7 @@ class Stage:
             root=root,
             name=session,
             model="offline",
-            system="",
+            system=ENDS if self.ends else "",
             messages=tuple(messages),
             tools=tuple(ToolSchema(name=name, description="", parameters={}) for name in names),
             number=number,
@@ -101,6 +117,8 @@ class Stage:
     def answer(self, call: RequestCall) -> ToolText:
         if call.name == "spawn_agent":
             return self.spawn(call)
+        if call.name == "wait_agent":
+            return self.wait(call)
         context = FakeContext(self.cwd)
         try:
             result = anyio.run(tool_named(call.name).call, context, call.arguments)
@@ -122,6 +140,26 @@ class Stage:
             "status": "queued",
         }
         return ToolText(call_id=call.call_id, name=call.name, text=json.dumps(child))
+
+    def wait(self, call: RequestCall) -> ToolText:
+        """Let some of the children end, and tell of them as the policy would: here, or with a letter."""
+        self.waits.append(call.arguments)
+        ids = call.arguments["ids"]
+        ending = [child for child in ids if child not in self.ended][: self.ends_per_wait]
+        self.ended += ending
+        letters = {child: self.letter(int(child.removeprefix("s_child"))) for child in ending}
+        rows: list[dict[str, Any]] = [
+            {"session_id": child, "status": "completed" if child in self.ended else "running"} for child in ids
+        ]
+        if self.pull:
+            rows = [{**row, **self.output(letters.get(row["session_id"]))} for row in rows]
+        else:
+            self.mail += letters.values()
+        body = {"items": rows, "timed_out": not set(ids) <= set(self.ended)}
+        return ToolText(call_id=call.call_id, name=call.name, text=json.dumps(body))
+
+    def output(self, letter: UserText | None) -> dict[str, str]:
+        return {} if letter is None else {"output": letter.text.split(" finished.\n\n", 1)[1]}
 
     def assert_every_named_path_exists(self, report: str) -> set[str]:
         named = set(NAMED.findall(report))

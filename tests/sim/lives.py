@@ -24,6 +24,7 @@ TEXTS = PromptTexts(
     compaction="write notes",
     output_schema="end with JSON",
     delegation_pull="fetch results",
+    turn_ends="it ends when you stop",
 )
 CWD = "/workspace"
 

@@ -278,9 +278,15 @@ def _shortened(words: str) -> str:
 
 def _reason(text: str) -> str:
     """Return why a call failed, in words that hold no path."""
+    if code := refusal_of(text):
+        return f"refused with {code}"
+    cause = text.rpartition(": ")[2].strip(" .").lower()
+    return cause if cause and len(cause) <= 60 and not _PATH_LIKE.search(cause) else "the tool failed"
+
+
+def refusal_of(text: str) -> str:
+    """Return the code in the answer of a refused call, empty where the call failed otherwise."""
     try:
-        code = str(msgspec.json.decode(text)["error"]["code"])
+        return str(msgspec.json.decode(text)["error"]["code"])
     except (msgspec.MsgspecError, KeyError, TypeError):
-        cause = text.rpartition(": ")[2].strip(" .").lower()
-        return cause if cause and len(cause) <= 60 and not _PATH_LIKE.search(cause) else "the tool failed"
-    return f"refused with {code}"
+        return ""

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from retinue.core.ids import Digest
+from retinue.core.policy import Policy
 from retinue.core.session import Session
 from retinue.ports import ToolSchema
 
@@ -25,6 +26,7 @@ class PromptTexts(msgspec.Struct, frozen=True, kw_only=True):
     compaction: str
     output_schema: str
     delegation_pull: str
+    turn_ends: str
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -45,11 +47,8 @@ def environment(cwd: str, depth: int) -> str:
     return f"# Environment\nWorking directory: {cwd}\nEvery path is relative to it.\n{place}"
 
 
-def system_text(session: Session, texts: PromptTexts, *, delegating: bool, pulls: bool = False) -> str:
-    """Return the system text of a session; it stays the same for as long as its rights do.
-
-    `pulls` says that results of children are to be fetched (`result.delivery`).
-    """
+def system_text(session: Session, texts: PromptTexts, policy: Policy, *, delegating: bool) -> str:
+    """Return the system text of a session; it stays the same for as long as its rights and its policy do."""
     header = session.header
     child = header.depth > 0
     role = header.system_prompt
@@ -62,7 +61,9 @@ def system_text(session: Session, texts: PromptTexts, *, delegating: bool, pulls
         schema = msgspec.json.encode(header.output_schema).decode()
         notes.append(f"{texts.output_schema}\n{schema}")
     if delegating:
-        notes.append(texts.delegation_pull if pulls else texts.delegation)
+        notes.append(texts.delegation_pull if policy["result.delivery"] == "pull" else texts.delegation)
+        if policy["result.turn_end"] != "hold_open":
+            notes.append(texts.turn_ends)
     return "\n\n".join([environment(header.cwd, header.depth), role.strip(), *notes])
 
 

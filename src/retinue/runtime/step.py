@@ -88,12 +88,7 @@ class StepRunner:
         policy = self._journal.state.policy(work.root_id)
         schemas = self._tools.offered(session, policy, on=self._journal.state.switch_on) if with_tools else ()
         delegating = any(schema.name == SPAWN for schema in schemas)
-        system = system_text(
-            session,
-            self._texts,
-            delegating=delegating or bool(session.kids),
-            pulls=policy["result.delivery"] == "pull",
-        )
+        system = system_text(session, self._texts, policy, delegating=delegating or bool(session.kids))
         prompt, offered = blob(system.encode()), tools_blob(schemas)
         command = OpenStep(
             session_id=work.session_id,
