@@ -82,6 +82,8 @@ class Delegation:
         header = parent.header
         policy = self._journal.state.policy(header.root_id)
         _require_supported(request)
+        if request.output_schema is not None:
+            await self._executor.run(require_schema, request.output_schema)
         provider = self._provider(request, way, policy)
         _require_depth(parent, policy, request.max_depth)
         seed = tuple(parent.completed) if provider.seeded else ()
@@ -210,8 +212,6 @@ def _require_supported(request: SpawnRequest) -> None:
             "invalid", f"The prompt has more than {PROMPT_MAX_CHARS} characters.", "Name files instead of quoting them."
         )
     _require_positive(request)
-    if request.output_schema is not None:
-        require_schema(request.output_schema)
 
 
 def require_storable(what: str, *texts: str) -> None:

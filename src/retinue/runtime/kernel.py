@@ -95,7 +95,7 @@ class Kernel:
         outside = Outside(parts.executor, parts.data_dir, parts.tool_timeout_s)
         calls = ToolCalls(self.journal, self.scheduler, self.supervisor, self.tools, outside)
         compactor = Compactor(self.journal, parts.models, parts.texts)
-        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, compactor, (steps, calls))
+        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, compactor, (steps, calls, parts.executor))
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.recovered = 0

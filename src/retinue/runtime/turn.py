@@ -10,10 +10,11 @@ from retinue.core.events import MessageUser
 from retinue.core.mailbox import ends_hold
 from retinue.core.session import Session
 from retinue.core.state import State
+from retinue.ports import Executor
 from retinue.runtime.compaction import Compactor
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
-from retinue.runtime.outputs import checked
+from retinue.runtime.outputs import mismatch
 from retinue.runtime.scheduler import Scheduler
 from retinue.runtime.step import StepRunner
 from retinue.runtime.toolcalls import IN_A_ROW_MAX, ToolCalls
@@ -39,14 +40,14 @@ class TurnLoop:
         scheduler: Scheduler,
         mailboxes: Mailboxes,
         compactor: Compactor,
-        parts: tuple[StepRunner, ToolCalls],
+        parts: tuple[StepRunner, ToolCalls, Executor],
     ) -> None:
         """Wire it."""
         self._compactor = compactor
         self._journal = journal
         self._scheduler = scheduler
         self._mailboxes = mailboxes
-        self._steps, self._calls = parts
+        self._steps, self._calls, self._executor = parts
 
     async def run(self, work: Work) -> Ending:
         """Return how the turn ended; it can be called again on a turn that turned out to owe another step."""
@@ -63,7 +64,7 @@ class TurnLoop:
                 return said.ending
             if last:
                 done = Ending(status="completed", reason="done", detail="Done, within its last step.", final=True)
-                return checked(session, done)
+                return await self._checked(session, done)
             step_owed = bool(said.calls) or said.promised
             if said.promised:
                 self._journal.append(work.session_id, [_nudge(session)])
@@ -74,7 +75,16 @@ class TurnLoop:
                 return ending
             if step_owed and self._steps_used_up(work, session):
                 return self._step_limit(work)
-        return checked(session, Ending(status="completed", reason="done", detail="Done."))
+        return await self._checked(session, Ending(status="completed", reason="done", detail="Done."))
+
+    async def _checked(self, session: Session, ending: Ending) -> Ending:
+        """Return the ending of a turn, `failed/output_schema` where its text does not match the schema asked for."""
+        schema = session.header.output_schema
+        owed = not ending.final and owes_a_step(self._journal.state, session)
+        if schema is None or session.turn is None or owed:
+            return ending
+        problem = await self._executor.run(mismatch, schema, session.turn.last_text)
+        return ending if problem is None else Ending(status="failed", reason="output_schema", detail=problem)
 
     def _step_limit(self, work: Work) -> Ending:
         limit = self._steps_max(work)
