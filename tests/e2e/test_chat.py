@@ -180,6 +180,28 @@ def test_a_line_typed_while_a_turn_is_open_goes_into_it(tmp_path: Path) -> None:
     assert _last(tmp_path)["turns"] == 1
 
 
+def test_what_the_model_says_while_its_turn_is_held_open_is_shown_at_once_and_once(tmp_path: Path) -> None:
+    model = script(tmp_path, ASKS, *_answers(2), SLOW_KID)
+    with Terminal(tmp_path, "chat", "--model", model) as terminal:
+        terminal.until("> ")
+        terminal.type("one\n")
+        terminal.until("answer 2")
+        terminal.type("what is the time?\n")
+        terminal.until("answer 3")
+        terminal.type("/agents\n")
+        terminal.until(r"kid .*running")
+        terminal.type("/stop " + _last_child(tmp_path) + "\n")
+        terminal.until(r"answer 4[\s\S]*> ")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+    assert [terminal.got.count(f"answer {n}") for n in (2, 3, 4)] == [1, 1, 1]
+
+
+def _last_child(folder: Path) -> str:
+    (run,) = retinue(folder, "runs", "list", "--json").document()["items"]
+    return str(run["session_id"])
+
+
 def test_ctrl_c_interrupts_the_open_turn_and_twice_ends_the_chat(tmp_path: Path) -> None:
     model = script(tmp_path, ASKS, *_answers(2), SLOW_KID)
     with Terminal(tmp_path, "chat", "--model", model) as terminal:
@@ -224,3 +246,25 @@ def test_a_failed_commit_ends_the_chat_and_says_that_it_is_not_stored(tmp_path: 
     assert (ran.code, "Traceback" in ran.err) == (5, False)
     assert (last["type"], last["reason"], last["stored"]) == ("turn.closed", "store_failed", False)
     assert _last(tmp_path)["last_turn"] == {"status": "interrupted", "reason": "restart"}
+
+
+def test_a_chat_whose_output_cannot_be_written_says_so(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("There is no /dev/full here.")
+    model = script(tmp_path, *_answers(1))
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "chat", "--model", model],
+            cwd=tmp_path, env=environment(tmp_path), input=b"hi\n", stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert b"cannot be written" in done.stderr
+
+
+def test_doctor_finds_a_switch_that_does_not_exist(tmp_path: Path) -> None:
+    folder = tmp_path / ".retinue"
+    folder.mkdir(mode=0o700)
+    (folder / "config.toml").write_text('[policy]\n"caps.nonsense" = 1\n')
+    checked = retinue(tmp_path, "doctor")
+    assert checked.code == 1
+    assert "There is no switch 'caps.nonsense'" in checked.out

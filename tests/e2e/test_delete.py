@@ -82,3 +82,14 @@ def test_yes_asks_nothing_and_an_unknown_session_is_not_found(tmp_path: Path) ->
         ran = retinue(folder, "sessions", "delete", "s_unknown", "--json")
         assert (ran.code, ran.document()["code"]) == (1, "not_found")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_nothing_of_a_deleted_session_is_left_in_the_files(tmp_path: Path) -> None:
+    model = script(tmp_path, {"agent": "parent", "text": "an answer like no other"})
+    retinue(tmp_path, "run", "--model", model, "a question like no other")
+    (session,) = retinue(tmp_path, "sessions", "list", "--json").document()["items"]
+    files = list((tmp_path / ".retinue").glob("retinue.sqlite3*"))
+    assert any(b"a question like no other" in file.read_bytes() for file in files)
+    assert retinue(tmp_path, "sessions", "delete", session["session_id"], "--yes").code == 0
+    for file in (tmp_path / ".retinue").glob("retinue.sqlite3*"):
+        assert b"like no other" not in file.read_bytes()

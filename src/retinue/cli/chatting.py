@@ -20,7 +20,7 @@ from retinue.cli.stops import Stops
 from retinue.cli.typed import TypedLines
 from retinue.cli.watch import Tree
 from retinue.core.errors import RetinueError
-from retinue.core.events import Event, TurnClosed, TurnOpened
+from retinue.core.events import Event, MessageAssistant, TurnClosed, TurnOpened
 from retinue.core.ids import SessionId
 from retinue.core.run import Run
 from retinue.ports import Executor, Live
@@ -64,6 +64,9 @@ async def _do(asked: Wanted) -> int:
                 show = JsonTalk(session.session_id, writer) if asked.json else Talk(tree, writer)
                 talked = _Chat(runtime, session, feed, show, stops)
                 code = await talked.lead(stops, talked.talk(TypedLines(STDIN)), talked.end)
+                if talked.unwritten is not None:
+                    printing.unwritten(talked.unwritten, f"The answers are stored in {session.session_id}.")
+                    code = code or 1
         leave_nothing_behind(code)
         return code
     finally:
@@ -96,6 +99,8 @@ class Talk(_Beside, Lines):
         super().__init__(tree, executor)
         self._root = tree.root.session_id
         self._marked = _is_terminal()
+        self._said: str | None = None
+        """What was printed last of the open turn."""
 
     async def begin(self) -> None:
         """Name the session and what helps."""
@@ -104,7 +109,7 @@ class Talk(_Beside, Lines):
         await self.mark()
 
     async def item(self, item: Event | Live) -> None:
-        """Print what a turn of the main session said once it is over; of children a line where a status changed."""
+        """Print what the main session says when it stops, also while its turn is held open; of children a line each."""
         if not isinstance(item, Event) or item.session_id != self._root:
             await super().item(item)
         elif isinstance(item.fact, TurnOpened):
@@ -113,8 +118,14 @@ class Talk(_Beside, Lines):
                 await self.say(f"{one_line(self.tree.root.name, 40)} goes on: something was sent to it.")
         elif isinstance(item.fact, TurnClosed):
             self.tree.fold(item)
-            await self.executor.run(_ended, item.fact)
+            if item.fact.status != "completed" or item.fact.text != self._said:
+                await self.executor.run(_ended, item.fact)
+            self._said = None
             await self.mark()
+        elif isinstance(item.fact, MessageAssistant) and _is_an_answer(item.fact):
+            self.tree.fold(item)
+            self._said = item.fact.text
+            await self.executor.run(printing.text, item.fact.text)
         else:
             await super().item(item)
 
@@ -137,6 +148,11 @@ class JsonTalk(_Beside, JsonLines):
 
     async def mark(self) -> None:
         """Do nothing: nobody types into JSON."""
+
+
+def _is_an_answer(fact: MessageAssistant) -> bool:
+    """Return whether the model stopped with a text: a person who steered waits for it, whatever else is at work."""
+    return fact.complete and not fact.tool_calls and bool(fact.text.strip())
 
 
 def _ended(fact: TurnClosed) -> None:

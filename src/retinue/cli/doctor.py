@@ -14,6 +14,7 @@ from retinue.app import DATABASE
 from retinue.cli import printing
 from retinue.cli.options import Where
 from retinue.core.errors import RetinueError
+from retinue.core.policy import named, with_changes
 from retinue.models.registry import ModelRegistry
 from retinue.ports import StoreError
 from retinue.settings import CONFIG, Settings, read_settings, user_config_file
@@ -79,6 +80,7 @@ def _sqlite() -> Check:
 def _places(options: Where, file_system: Callable[[Path], str | None]) -> list[Check]:
     try:
         settings = read_settings(options.data_dir)
+        with_changes(named("standard"), settings.policy)
     except RetinueError as error:
         return [Check("settings", "fail", error.detail, error.hint)]
     user = user_config_file()

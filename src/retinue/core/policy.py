@@ -106,7 +106,9 @@ TABLE: Final = (
         choices=("none", "in_turn", "durable"),
     ),
     _key("life.continuable_default", "bool", (True, False, True, True, False), "background children are continuable"),
-    _key("life.rounds_max", "number", (8, None, None, 8, "-"), "runs of one child"),
+    _key(
+        "life.rounds_max", "number", (8, None, None, 8, "-"), "instructions of one child, the first included", least=1
+    ),
     _key(
         "life.queued_messages_max",
         "number",

@@ -24,6 +24,8 @@ PRAGMA synchronous = FULL;
 PRAGMA fullfsync = ON;
 PRAGMA checkpoint_fullfsync = ON;
 PRAGMA journal_size_limit = 67108864;
+-- What is deleted is overwritten, not only let go.
+PRAGMA secure_delete = ON;
 
 -- name: use_wal
 PRAGMA journal_mode = WAL;
