@@ -51,6 +51,8 @@ AGAIN: dict[str, Any] = {"_ctl": "repeat_last"}
 
 each_seed = pytest.mark.parametrize("seed", range(int(os.environ.get("RETINUE_SCENARIO_SEEDS", "8"))))
 """For lines where the order of things could matter: that many orders."""
+few_seeds = pytest.mark.parametrize("seed", range(5))
+"""For lines where it could matter, and each play is long."""
 
 PULLING = ("guarded", "roster")
 """Policies under which results are fetched, not sent."""

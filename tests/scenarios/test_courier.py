@@ -33,6 +33,7 @@ from tests.scenarios.stage import (
     calls,
     child,
     each_seed,
+    few_seeds,
     letters_in,
     parent,
     payload_of,
@@ -48,7 +49,6 @@ from tests.scenarios.stage import (
 )
 
 COURIER = "courier"
-few_seeds = pytest.mark.parametrize("seed", range(5))
 PREFIX = "Message Type: FINAL_ANSWER\n"
 PUSHING = ("standard", COURIER, "resident")
 

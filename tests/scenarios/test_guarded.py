@@ -33,6 +33,7 @@ from tests.scenarios.stage import (
     child,
     code_of,
     each_seed,
+    few_seeds,
     homes,
     letters_in,
     parent,
@@ -49,7 +50,6 @@ from tests.scenarios.stage import (
 )
 
 GUARDED = "guarded"
-few_seeds = pytest.mark.parametrize("seed", range(5))
 TIMEOUT_S = 600
 RESULT_MAX_CHARS = 24_000
 

@@ -1,7 +1,5 @@
 """Scenarios S76 to S78 of DSH under `resident`: notices of children, and who is woken by them."""
 
-from typing import Any
-
 import pytest
 
 from retinue.core.events import (
@@ -18,9 +16,9 @@ from retinue.ports import Page
 from retinue.testing.fakes import slow_tool
 from retinue.testing.faults import StorePlan
 from retinue.tools.agents import activation
+from tests.scenarios.letterstage import absorbed_at, kinds, start_kid, turns
 from tests.scenarios.stage import (
     AGAIN,
-    Life,
     Stage,
     Theatre,
     call,
@@ -40,33 +38,12 @@ UNDER = "resident"
 FOREVER_S = 1_000_000.0
 
 
-async def _kid(stage: Stage, root: SessionId, name: str, **asked: Any) -> SessionId:
-    """Start a continuable child and return its session."""
-    kid = await stage.subagents.start_continuable("spawn", parent=root, prompt=f"do {name}", name=name, **asked)
-    return kid.session_id
-
-
-def _turns(life: Life[Any], session_id: SessionId) -> list[TurnOpened]:
-    mine = (event.fact for event in life.events if event.session_id == session_id)
-    return [fact for fact in mine if isinstance(fact, TurnOpened)]
-
-
-def _absorbed_at(life: Life[Any], session_id: SessionId) -> list[tuple[int, int]]:
-    """Return the turn and step at which each letter of a session entered its context, in order."""
-    mine = (event.fact for event in life.events if event.session_id == session_id)
-    return [(fact.turn, fact.step) for fact in mine if isinstance(fact, LetterAbsorbed)]
-
-
-def _kinds(letters: list[str]) -> list[str]:
-    return [letter.split("\n", 1)[0].removeprefix("Message Type: ") for letter in letters]
-
-
 @each_seed
 def test_S76_an_idle_parent_gets_one_ordinary_turn_for_several_notices(seed: int) -> None:
     async def scene(stage: Stage) -> SessionId:
         root = await stage.root(under=UNDER)
         for name in ("one", "two", "three"):
-            await _kid(stage, root, name)
+            await start_kid(stage, root, name)
         await stage.kernel.tree_rests(root)
         return root
 
@@ -82,14 +59,14 @@ def test_S76_an_idle_parent_gets_one_ordinary_turn_for_several_notices(seed: int
         seed=seed,
     )
     assert life.value is not None
-    (turn,) = _turns(life, life.value)
+    (turn,) = turns(life, life.value)
     assert (turn.cause, turn.run_id) == ("letter", None)
     assert turn.root_run_id == life.settled("one").root_run_id  # that of the oldest letter
-    assert _absorbed_at(life, life.value) == [(1, 1), (1, 2), (1, 2)]
+    assert absorbed_at(life, life.value) == [(1, 1), (1, 2), (1, 2)]
     (first, second) = (letters_in(request) for request in life.asked())
     assert [payload_of(letter)[-1] for letter in first] == ["1"]
     assert [payload_of(letter)[-1] for letter in second] == ["1", "2", "3"]
-    assert set(_kinds(second)) == {"FINAL_ANSWER"}
+    assert set(kinds(second)) == {"FINAL_ANSWER"}
 
 
 @each_seed
@@ -112,8 +89,8 @@ def test_S76_a_busy_parent_gets_several_notices_in_one_step(seed: int) -> None:
         seed=seed,
     )
     assert life.value is not None
-    assert len(_turns(life, life.value)) == 1
-    assert _absorbed_at(life, life.value) == [(1, 2), (1, 2)]
+    assert len(turns(life, life.value)) == 1
+    assert absorbed_at(life, life.value) == [(1, 2), (1, 2)]
     assert [payload_of(letter)[-1] for letter in letters_in(life.asked()[1])] == ["1", "2"]
 
 
@@ -133,7 +110,7 @@ def test_S77_the_notice_goes_out_before_the_release_and_a_parent_that_is_a_child
 
     async def scene(stage: Stage) -> SessionId:
         root = await stage.root(under=UNDER)
-        mid = await _kid(stage, root, "mid")
+        mid = await start_kid(stage, root, "mid")
         await stage.until(lambda events: bool(places(events, RunSettled, name="mid")))
         run = stage.run("mid")
         stage.world.loop.on_pass = lambda _: seen.append(
@@ -154,7 +131,7 @@ def test_S77_the_notice_goes_out_before_the_release_and_a_parent_that_is_a_child
     assert "waiting" in kept
     assert "released" not in kept
     assert seen[-1][1] == "released"
-    assert [turn.cause for turn in _turns(life, life.value)] == ["prompt", "letter"]
+    assert [turn.cause for turn in turns(life, life.value)] == ["prompt", "letter"]
     assert payload_of(letters_in(life.asked("mid")[2])[0]).endswith("found")
     notices = [payload_of(letter).rsplit("\n", 1)[-1] for letter in letters_in(life.asked()[-1])]
     assert notices == ["leaf works", "leaf is done"]  # each run of the child tells its parent
@@ -167,7 +144,7 @@ def test_S77_a_crash_finds_the_settlement_and_its_notice_together_and_the_next_r
 ) -> None:
     async def scene(stage: Stage) -> None:
         root = await stage.root(under=UNDER)
-        await _kid(stage, root, "mid")
+        await start_kid(stage, root, "mid")
         await stage.kernel.tree_rests(root)
 
     async def go_on(stage: Stage) -> None:
@@ -200,8 +177,8 @@ def test_S78_a_parent_is_not_woken_while_the_runtime_closes_nor_by_the_next_star
 
     async def scene(stage: Stage) -> SessionId:
         root = await stage.root(under=UNDER)
-        await _kid(stage, root, "one")
-        await _kid(stage, root, "two")
+        await start_kid(stage, root, "one")
+        await start_kid(stage, root, "two")
         await stage.until(lambda events: len(places(events, RunStarted)) == 2)
         return root  # the life ends here, with the kernel's close
 
@@ -209,7 +186,7 @@ def test_S78_a_parent_is_not_woken_while_the_runtime_closes_nor_by_the_next_star
     assert first.value is not None
     assert {(fact.status, fact.reason) for fact in first.told(RunSettled)} == {("interrupted", "shutdown")}
     assert len(first.told(LetterQueued)) == 2
-    assert _turns(first, first.value) == []
+    assert turns(first, first.value) == []
 
     async def later(stage: Stage) -> None:
         root = stage.store.sessions(Page())[0][0].session_id
@@ -220,14 +197,14 @@ def test_S78_a_parent_is_not_woken_while_the_runtime_closes_nor_by_the_next_star
 
     life = theatre.live(script(*lines), later)
     assert len(letters_in(life.asked()[0])) == 2
-    assert [turn.cause for turn in _turns(life, first.value)] == ["prompt"]
+    assert [turn.cause for turn in turns(life, first.value)] == ["prompt"]
 
 
 @each_seed
 def test_S78_a_parent_that_is_being_deleted_is_not_woken_and_its_going_causes_no_error(seed: int) -> None:
     async def scene(stage: Stage) -> list[SessionId]:
         root = await stage.root(under=UNDER)
-        mid = await _kid(stage, root, "mid")
+        mid = await start_kid(stage, root, "mid")
         await stage.until(lambda events: bool(places(events, RunStarted, name="leaf")))
         leaf = stage.run("leaf").session_id
         gone = await stage.kernel.delete(mid)
@@ -247,7 +224,7 @@ def test_S78_a_parent_that_is_being_deleted_is_not_woken_and_its_going_causes_no
 def test_S78_a_cancelled_parent_is_not_woken_by_the_children_that_go_with_it(seed: int) -> None:
     async def scene(stage: Stage) -> SessionId:
         root = await stage.root(under=UNDER)
-        mid = await _kid(stage, root, "mid")
+        mid = await start_kid(stage, root, "mid")
         await stage.until(lambda events: bool(places(events, RunStarted, name="leaf")))
         await stage.kernel.scheduler.cancel(stage.run("mid").run_id)
         await stage.kernel.tree_rests(root)
@@ -257,7 +234,7 @@ def test_S78_a_cancelled_parent_is_not_woken_by_the_children_that_go_with_it(see
     life = play(script(*lines), scene, seed=seed)
     assert life.value is not None
     assert (life.settled("mid").status, life.settled("leaf").reason) == ("cancelled", "parent_cancelled")
-    assert [turn.cause for turn in _turns(life, life.value)] == ["prompt"]
+    assert [turn.cause for turn in turns(life, life.value)] == ["prompt"]
     assert len(places(life.events, LetterQueued, receiver_id=life.value)) == 1  # stored for its next run
 
 
@@ -284,7 +261,7 @@ def test_S78_a_refused_notice_does_not_block_the_release(seed: int) -> None:
         seed=seed,
     )
     assert life.value is not None
-    assert [turn.cause for turn in _turns(life, life.value)] == ["prompt", "letter"]
+    assert [turn.cause for turn in turns(life, life.value)] == ["prompt", "letter"]
     assert [fact.code for fact in life.told(Warned)] == ["auto_turns_max"]
     assert {fact.status for fact in life.told(RunSettled)} == {"completed"}
     assert len(life.told(LetterQueued)) == 2

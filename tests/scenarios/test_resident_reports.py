@@ -7,7 +7,6 @@ import pytest
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
-    LetterAbsorbed,
     LetterQueued,
     RunSettled,
     RunStarted,
@@ -18,9 +17,9 @@ from retinue.core.events import (
 from retinue.core.ids import SessionId
 from retinue.ports import ToolContext, ToolResult
 from retinue.testing.fakes import FakeTool, echo_tool, slow_tool
+from tests.scenarios.letterstage import absorbed_at, kinds, start_kid, turns
 from tests.scenarios.stage import (
     AGAIN,
-    Life,
     Stage,
     call,
     child,
@@ -39,27 +38,6 @@ UNDER = "resident"
 FOREVER_S = 1_000_000.0
 
 
-async def _kid(stage: Stage, root: SessionId, name: str, **asked: Any) -> SessionId:
-    """Start a continuable child and return its session."""
-    kid = await stage.subagents.start_continuable("spawn", parent=root, prompt=f"do {name}", name=name, **asked)
-    return kid.session_id
-
-
-def _turns(life: Life[Any], session_id: SessionId) -> list[TurnOpened]:
-    mine = (event.fact for event in life.events if event.session_id == session_id)
-    return [fact for fact in mine if isinstance(fact, TurnOpened)]
-
-
-def _absorbed_at(life: Life[Any], session_id: SessionId) -> list[tuple[int, int]]:
-    """Return the turn and step at which each letter of a session entered its context, in order."""
-    mine = (event.fact for event in life.events if event.session_id == session_id)
-    return [(fact.turn, fact.step) for fact in mine if isinstance(fact, LetterAbsorbed)]
-
-
-def _kinds(letters: list[str]) -> list[str]:
-    return [letter.split("\n", 1)[0].removeprefix("Message Type: ") for letter in letters]
-
-
 def _report(text: str, **more: Any) -> dict[str, Any]:
     return call("report_to_parent", message=text, **more)
 
@@ -74,7 +52,7 @@ def test_S80_a_report_is_read_before_the_same_childs_settlement_and_reports_keep
         root = await stage.root(under=UNDER)
         work = await stage.kernel.prompt(root, "go") if busy else None
         await stage.until(lambda events: bool(places(events, StepOpened)) is busy)
-        await _kid(stage, root, "kid", tools=["echo"])  # a filter does not take the report away
+        await start_kid(stage, root, "kid", tools=["echo"])  # a filter does not take the report away
         if work is not None:
             await work.done.wait()
         await stage.kernel.tree_rests(root)
@@ -95,12 +73,12 @@ def test_S80_a_report_is_read_before_the_same_childs_settlement_and_reports_keep
         seed=seed,
     )
     assert life.value is not None
-    (turn,) = _turns(life, life.value)
+    (turn,) = turns(life, life.value)
     assert turn.cause == ("prompt" if busy else "letter")
     last = letters_in(life.asked()[-1])
-    assert _kinds(last) == ["REPORT", "REPORT", "REPORT", "FINAL_ANSWER"]
+    assert kinds(last) == ["REPORT", "REPORT", "REPORT", "FINAL_ANSWER"]
     assert [payload_of(letter) for letter in last[:3]] == ["first", "second", "third"]
-    steps = _absorbed_at(life, life.value)
+    steps = absorbed_at(life, life.value)
     assert steps == sorted(steps)
     assert steps == [(1, 2)] * 4 if busy else steps[-1] == (1, 2)
     assert life.settled("kid").output == "found"  # reporting ended nothing
@@ -111,7 +89,7 @@ def test_S80_a_report_is_read_before_the_same_childs_settlement_and_reports_keep
 def test_S80_quiet_reports_wake_nobody_and_are_read_with_what_does(seed: int) -> None:
     async def scene(stage: Stage) -> SessionId:
         root = await stage.root(under=UNDER)
-        await _kid(stage, root, "kid")
+        await start_kid(stage, root, "kid")
         await stage.until(lambda events: len(places(events, LetterQueued)) == 2)
         await stage.world.clock.sleep(10.0)
         assert places(stage.events(), TurnOpened, cause="letter") == []
@@ -131,10 +109,10 @@ def test_S80_quiet_reports_wake_nobody_and_are_read_with_what_does(seed: int) ->
         seed=seed,
     )
     assert life.value is not None
-    (turn,) = _turns(life, life.value)
+    (turn,) = turns(life, life.value)
     assert turn.cause == "letter"
     (request,) = life.asked()
-    assert _kinds(letters_in(request)) == ["REPORT", "REPORT", "FINAL_ANSWER"]
+    assert kinds(letters_in(request)) == ["REPORT", "REPORT", "FINAL_ANSWER"]
     assert [payload_of(letter) for letter in letters_in(request)[:2]] == ["first", "second"]
 
 
@@ -142,7 +120,7 @@ def test_S80_quiet_reports_wake_nobody_and_are_read_with_what_does(seed: int) ->
 def test_S81_a_grandchilds_report_reaches_only_its_parent(seed: int) -> None:
     async def scene(stage: Stage) -> tuple[SessionId, SessionId]:
         root = await stage.root(under=UNDER)
-        mid = await _kid(stage, root, "mid")
+        mid = await start_kid(stage, root, "mid")
         await stage.kernel.tree_rests(root)
         return root, mid
 
@@ -208,7 +186,7 @@ class Reporter:
     async def held(self, stage: Stage, root: SessionId) -> SessionId:
         """Start a child that holds, and return it once it does."""
         self.stage = stage
-        kid = await _kid(stage, root, "kid")
+        kid = await start_kid(stage, root, "kid")
         await stage.until(lambda _: self.context is not None)
         return kid
 
@@ -348,7 +326,7 @@ def test_S82_a_report_without_a_live_parent_or_by_a_child_that_does_not_work_is_
         await deleting
         gone = await reporter.report(kid)
         other = await stage.root(under=UNDER)
-        done = await _kid(stage, other, "done")
+        done = await start_kid(stage, other, "done")
         await stage.kernel.tree_rests(other)
         return [gone, *reporter.codes, await reporter.report(done), await reporter.report(SessionId("s_9999"))]
 

@@ -35,6 +35,7 @@ from tests.scenarios.stage import (
     child,
     code_of,
     each_seed,
+    few_seeds,
     letters_in,
     parent,
     peak,
@@ -50,7 +51,6 @@ from tests.scenarios.stage import (
 
 ROSTER = "roster"
 IDLE = parent("nobody asks")
-few_seeds = pytest.mark.parametrize("seed", range(5))
 
 
 def fetched(life: Life[Any], run_id: RunId) -> int:

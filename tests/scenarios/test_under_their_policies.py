@@ -35,6 +35,7 @@ from tests.scenarios.stage import (
     child,
     code_of,
     each_seed,
+    few_seeds,
     homes,
     letters_in,
     parent,
@@ -51,7 +52,6 @@ from tests.scenarios.stage import (
 )
 
 GUARDED = "guarded"
-few_seeds = pytest.mark.parametrize("seed", range(5))
 
 
 def _slow(world: World) -> list[Tool]:
