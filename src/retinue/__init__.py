@@ -10,17 +10,32 @@ if TYPE_CHECKING:
     from retinue.core.policy import Policy
     from retinue.core.run import Run
     from retinue.core.session import SessionRow
-    from retinue.ports import Delta, Finish, FinishCall, Model, ModelRequest, Tool, ToolContext, ToolResult, ToolSchema
+    from retinue.ports import (
+        Delta,
+        Deny,
+        Finish,
+        FinishCall,
+        HookEvent,
+        Model,
+        ModelRequest,
+        Tool,
+        ToolContext,
+        ToolResult,
+        ToolSchema,
+    )
     from retinue.runtime.handles import Child, Kid, Session, Subagents, Turn, TurnResult
+    from retinue.runtime.hooking import hook
     from retinue.settings import Settings, read_settings
     from retinue.tools.custom import tool
 
 __all__ = [
     "Child",
     "Delta",
+    "Deny",
     "Event",
     "Finish",
     "FinishCall",
+    "HookEvent",
     "Kid",
     "Model",
     "ModelRequest",
@@ -40,6 +55,7 @@ __all__ = [
     "Turn",
     "TurnResult",
     "Usage",
+    "hook",
     "open",
     "read_settings",
     "run",
@@ -56,8 +72,10 @@ _NAMES: Final = {
     "retinue.core.session": ("SessionRow",),
     "retinue.ports": (
         "Delta",
+        "Deny",
         "Finish",
         "FinishCall",
+        "HookEvent",
         "Model",
         "ModelRequest",
         "Tool",
@@ -65,6 +83,7 @@ _NAMES: Final = {
         "ToolResult",
         "ToolSchema",
     ),
+    "retinue.runtime.hooking": ("hook",),
     "retinue.runtime.handles": ("Child", "Kid", "Session", "Subagents", "Turn", "TurnResult"),
     "retinue.tools.custom": ("tool",),
 }

@@ -25,9 +25,12 @@ from retinue.core.policy import Policy, named, with_changes
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.definitions.catalog import Catalog
+from retinue.definitions.skills import SkillShelf
+from retinue.definitions.surroundings import Surroundings
 from retinue.models.registry import ModelRegistry
-from retinue.ports import Model, StoreError, Tool
+from retinue.ports import Hook, Model, StoreError, Tool
 from retinue.runtime.handles import Session, Subagents, TurnResult
+from retinue.runtime.hooking import require_hooks
 from retinue.runtime.kernel import Kernel, NewSession, Parts
 from retinue.runtime.prompt import PromptTexts
 from retinue.settings import Settings, read_settings
@@ -35,7 +38,9 @@ from retinue.stores.filesystem import network_file_system, warning
 from retinue.stores.owner import OwnerLock, prepare_data_dir
 from retinue.stores.sqlite import SQLiteStore
 from retinue.tools.agents import agent_tools
+from retinue.tools.connectors import Connectors, servers_of
 from retinue.tools.custom import load_tools, tool
+from retinue.tools.skills import skill_tools
 from retinue.tools.workspace import workspace_tools
 
 P = ParamSpec("P")
@@ -113,11 +118,13 @@ class Runtime:
         models: Mapping[str, Model] | None = None,
         command: str | None = None,
         file_system: Callable[[Path], str | None] = network_file_system,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         """Keep what to open; nothing happens before `async with`. `file_system` says what network a folder lies on."""
         self.settings: Final = settings
         self._tools = tools
         self._models = models
+        self._hooks = require_hooks(hooks)
         self._file_system = file_system
         self._command = (command or " ".join(sys.argv) or "python")[:COMMAND_MAX_CHARS]
         self._stack = AsyncExitStack()
@@ -164,28 +171,44 @@ class Runtime:
         self._stack.callback(executor.close)
         store = await executor.run(self.open_store, folder)
         self._stack.callback(store.close)
-        workspace = workspace_tools()
+        shelf = SkillShelf(self.settings.home, str(folder))
+        workspace = (*workspace_tools(), *skill_tools(shelf))
         known = [made.schema.name for made in (*workspace, *custom)]
+        catalog = Catalog(self.settings.home, known_tools=known, model_aliases=self.settings.model_aliases)
         parts = Parts(
             store=store,
             executor=executor,
             clock=clock,
             ids=RandomIds(),
             models=registry,
-            definitions=Catalog(self.settings.home, known_tools=known),
+            definitions=catalog,
+            surroundings=Surroundings(catalog, shelf),
             texts=_texts(),
             data_dir=str(folder),
             tools=lambda kernel: (*workspace, *custom, *agent_tools(kernel)),
+            hooks=self._hooks,
             tool_timeout_s=self.settings.tool_timeout_s,
         )
         kernel = Kernel(parts, await executor.run(store.position))
         self._stack.push_async_callback(kernel.close)
         await kernel.start()
+        await self._connect(kernel)
         control = ControlServer(kernel, folder)
         await control.start()
         self._stack.push_async_callback(control.stop)
         lock.announce(str(control.path))
         self._kernel = kernel
+
+    async def _connect(self, kernel: Kernel) -> None:
+        """Open the MCP servers; one that cannot be opened is said, and has no tools."""
+        settings, connectors = self.settings, Connectors()
+        servers, problems = servers_of(settings.mcp, settings.environ, str(settings.project))
+        kernel.closing.append(connectors.close)
+        await connectors.connect(servers, kernel.supervisor.begin, kernel.parts.clock)
+        for problem in (*settings.notes, *problems, *connectors.problems):
+            _LOG.warning("retinue: warning: %s", problem)
+        for made in connectors.tools:
+            kernel.tools.add(made)
 
     def open_store(self, folder: Path) -> SQLiteStore:
         """Open the store of a data directory; blocks. A subclass may use another one."""
@@ -350,7 +373,7 @@ def open(
     *,
     model: str | Model | None = None,
     tools: Sequence[Tool | Callable[..., Any] | str] = (),
-    hooks: Sequence[Any] = (),
+    hooks: Sequence[Hook] = (),
     approver: Any = None,
     settings: Settings | None = None,
 ) -> Runtime:
@@ -360,20 +383,20 @@ def open(
         data_dir: where the record lies; by default as SHAPES says: `RETINUE_DATA_DIR`, else the nearest `.retinue/`.
         model: the model of sessions that name none: a name like `openai:NAME`, or a `Model` object.
         tools: further tools for the sessions: typed functions, `@retinue.tool` objects, or `module:object`.
-        hooks: none yet; a later version acts on them.
+        hooks: what is asked and told at certain points, made with `@retinue.hook`, in this order.
         approver: none yet; a later version acts on it.
         settings: settings made elsewhere, instead of reading environment and files.
 
-    Raises `unsupported` for hooks and approver, `invalid` for a broken settings file.
+    Raises `unsupported` for an approver, `invalid` for a broken settings file and for what is no hook.
     """
-    if hooks or approver is not None:
-        raise RetinueError("unsupported", "This version does not act on hooks or an approver yet.", "Leave them out.")
+    if approver is not None:
+        raise RetinueError("unsupported", "This version does not act on an approver yet.", "Leave it out.")
     custom = None if model is None or isinstance(model, str) else {"custom": model}
     name = "custom" if custom is not None else model
     chosen = settings or read_settings(data_dir, model=name if isinstance(name, str) else None)
     if settings is not None and isinstance(name, str):
         chosen = msgspec.structs.replace(settings, model=name)
-    return Runtime(chosen, tools, custom)
+    return Runtime(chosen, tools, custom, hooks=hooks)
 
 
 def run(

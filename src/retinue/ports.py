@@ -1,21 +1,21 @@
 """The protocols that the shell needs from the world; it holds no implementation and no state."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from retinue.core.decide.base import Deletion
 from retinue.core.events import Event, StoredOutput, Usage, Value
 from retinue.core.ids import CallId, Digest, OutputId, Position, RunId, SessionId, StepNo, TurnNo
-from retinue.core.messages import AssistantText, RequestCall, RequestMessage, ToolText, UserText
+from retinue.core.messages import AssistantText, Kept, RequestCall, RequestMessage, ToolText, UserText
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["AssistantText", "Deletion", "RequestCall", "RequestMessage", "ToolText", "UserText"]
+__all__ = ["AssistantText", "Deletion", "Kept", "RequestCall", "RequestMessage", "ToolText", "UserText"]
 """Re-exported: a model adapter needs only this module."""
 
 FinishReason = Literal["stop", "tool_calls", "length", "refusal", "error", "incomplete"]
@@ -95,6 +95,8 @@ class Finish(Value):
     retry_after_s: float | None = None
     retries: int = 0
     cause: Literal["timeout", "lasting"] | None = None
+    kept: Kept | None = None
+    """What the provider wants back with this answer in later requests."""
 
 
 Piece = Delta | Reset | Spent | Finish
@@ -181,11 +183,12 @@ class Tool(Protocol):
         ...
 
     @property
-    def group(self) -> Literal["read", "agents", "report", "custom"]:
+    def group(self) -> Literal["read", "agents", "report", "custom", "connector"]:
         """Who gets it.
 
         `read` tools are in every profile; `agents` as `rights.delegating_profiles` says; `report` in every child
-        where `life.report` says so; `custom` in `build`.
+        where `life.report` says so; `custom` in `build`; `connector` (a tool of an MCP server) in `build` of a main
+        session, and in children whose definition or request names it.
         """
         ...
 
@@ -332,6 +335,85 @@ class Definitions(Protocol):
 
     def find(self, ref: str, cwd: str) -> Any:
         """Return the `Snapshot` that `ref` means in a project; raise `unknown_agent` or `broken_agent`. Blocks."""
+        ...
+
+
+class Surroundings(Protocol):
+    """Says what a session is told of where it works."""
+
+    def text(self, cwd: str, *, roles: bool, skills: bool, preload: Sequence[str] = ()) -> str:
+        """Return the environment block of a session that works in `cwd`. Blocks.
+
+        It holds the one statement of the folder, the project's `AGENTS.md` (or `CLAUDE.md`) files upwards, bounded;
+        with `roles` the definitions it may delegate to, with `skills` those it may load, and the texts of the skills
+        in `preload`. Raises `broken_agent` for a skill in `preload` that is not there or cannot be used.
+        """
+        ...
+
+
+HookPoint = Literal[
+    "agent.session.opened",
+    "agent.turn.before",
+    "agent.turn.stop",
+    "agent.turn.closed",
+    "agent.tool.before",
+    "agent.tool.after",
+    "agent.subagent.spawn.before",
+    "agent.subagent.spawn.after",
+    "agent.subagent.complete",
+]
+"""Where hooks are asked (`before`, `stop`) or told (all others)."""
+DECIDING: Final[frozenset[str]] = frozenset(
+    {"agent.turn.before", "agent.turn.stop", "agent.tool.before", "agent.subagent.spawn.before"}
+)
+"""The points where a hook is asked."""
+
+
+class HookEvent(Value):
+    """What a hook is asked about or told: the point, the session that it concerns, and the matter itself.
+
+    `data` holds builtins: the call (`call_id`, `name`, `arguments`, later `outcome`, `text`), the run's keys, or the
+    turn's; docs/hooks.md lists them for each point.
+    """
+
+    point: HookPoint
+    session_id: SessionId
+    root_id: SessionId
+    depth: int
+    agent: str | None
+    cwd: str
+    data: dict[str, Any]
+
+
+class Deny(Value):
+    """A hook's no, with the reason that whoever asked is told."""
+
+    reason: str
+
+
+class Hook(Protocol):
+    """Something that is asked or told at certain points."""
+
+    @property
+    def name(self) -> str:
+        """What records call it."""
+        ...
+
+    @property
+    def points(self) -> frozenset[str]:
+        """Where it is called."""
+        ...
+
+    @property
+    def timeout_s(self) -> float:
+        """How long one answer may take."""
+        ...
+
+    async def call(self, event: HookEvent, offload: Callable[..., Any]) -> Any:
+        """Answer: null allows (or has been told), `Deny` denies; anything else, or raised, is a failure of the hook.
+
+        `offload(call, *args)` runs a blocking call off the loop.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ import msgspec
 import platformdirs
 
 from retinue.core.errors import RetinueError
+from retinue.mcpfiles import is_trusted, project_servers
 from retinue.runtime.kernel import TOOL_TIMEOUT_S
 
 DATA_DIR: Final = ".retinue"
@@ -35,8 +36,9 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     policy: dict[str, Any] = {}
     connections: dict[str, dict[str, Any]] = {}
     tools: ToolSettings | None = None
+    models: dict[str, str] = {}
     hooks: dict[str, Any] = {}
-    mcp: dict[str, Any] = {}
+    mcp: dict[str, dict[str, Any]] = {}
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -47,6 +49,14 @@ class Settings(msgspec.Struct, kw_only=True):
     model: str | None = None
     policy: dict[str, Any] = {}
     connections: dict[str, dict[str, Any]] = {}
+    model_aliases: dict[str, str] = {}
+    """What the model names of definitions mean here: `[models]`, as `sonnet = "anthropic:NAME"`."""
+    mcp: dict[str, dict[str, Any]] = {}
+    """MCP servers by name: `[mcp.NAME]`, and those of a project's `.mcp.json` that is trusted."""
+    project: Path = Path()
+    """Where MCP servers work: the folder that settings were looked for from."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of files that were left out, in sentences."""
     home: Path | None = None
     tool_timeout_s: float | None = TOOL_TIMEOUT_S
     sources: dict[str, str] = {}
@@ -60,6 +70,8 @@ class Settings(msgspec.Struct, kw_only=True):
             "policy": self.policy,
             "connections": {name: _without_secrets(table) for name, table in self.connections.items()},
             "tools": {"timeout_s": self.tool_timeout_s},
+            "models": self.model_aliases,
+            "mcp": {name: _without_secrets(table) for name, table in self.mcp.items()},
             "sources": self.sources,
         }
 
@@ -102,33 +114,43 @@ def read_settings(data_dir: str | Path | None = None, *, start: str | Path = "."
     """
     environ = dict(os.environ)
     folder = find_data_dir(data_dir, start, environ)
-    policy: dict[str, Any] = {}
-    connections: dict[str, dict[str, Any]] = {}
-    tools = ToolSettings()
-    models = [(model, "--model"), (environ.get("RETINUE_MODEL"), "RETINUE_MODEL")]
-    sources = {"data_dir": _data_dir_source(data_dir, folder, environ), "model": "not set"}
-    for file in (str(user_config_file()), str(folder / CONFIG)):
-        found = _read_config(Path(file))
-        changes = _flat(found.policy)
-        policy.update(changes)
-        connections.update(found.connections)
-        tools = found.tools or tools
-        models.insert(2, (found.model, file))
-        sources.update({f"policy.{key}": file for key in changes})
-        sources.update({f"connections.{name}": file for name in found.connections})
-    chosen = next(((name, where) for name, where in models if name), None)
-    if chosen is not None:
-        sources["model"] = chosen[1]
-    return Settings(
+    made = Settings(
         data_dir=folder,
         environ=environ,
-        model=None if chosen is None else chosen[0],
-        policy=policy,
-        connections=connections,
+        project=Path(start).absolute(),
         home=Path(environ["HOME"]) if environ.get("HOME") else None,
-        tool_timeout_s=None if tools.timeout_s == "none" else tools.timeout_s,
-        sources=sources,
+        sources={"data_dir": _data_dir_source(data_dir, folder, environ), "model": "not set"},
     )
+    notes: list[str] = []
+    models = [(model, "--model"), (environ.get("RETINUE_MODEL"), "RETINUE_MODEL")]
+    is_found = not (data_dir or environ.get("RETINUE_DATA_DIR"))
+    for file in (str(user_config_file()), str(folder / CONFIG)):
+        found, content = _read_config(Path(file))
+        if file == str(folder / CONFIG):
+            made.mcp.update(project_servers(made.project, made.home, notes))
+            if found.mcp and is_found and not is_trusted(Path(file), content, notes):
+                found.mcp = {}
+        _take(made, found, file)
+        models.insert(2, (found.model, file))
+    made.notes = tuple(notes)
+    chosen = next(((name, where) for name, where in models if name), None)
+    if chosen is not None:
+        made.model, made.sources["model"] = chosen
+    return made
+
+
+def _take(made: Settings, found: Config, file: str) -> None:
+    """Let what a file says hold instead of what earlier ones said."""
+    changes = _flat(found.policy)
+    made.policy.update(changes)
+    made.connections.update(found.connections)
+    made.model_aliases.update(found.models)
+    made.mcp.update(found.mcp)
+    if found.tools is not None:
+        made.tool_timeout_s = None if found.tools.timeout_s == "none" else found.tools.timeout_s
+    made.sources.update({f"policy.{key}": file for key in changes})
+    made.sources.update({f"connections.{name}": file for name in found.connections})
+    made.sources.update({f"mcp.{name}": file for name in found.mcp})
 
 
 def user_config_file() -> Path:
@@ -145,12 +167,14 @@ def _data_dir_source(named_dir: str | Path | None, folder: Path, environ: Mappin
 
 
 def _without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a connection to be shown: what its headers hold and who its address lets in may be secret."""
+    """Return a connection or server to be shown: its headers, its environment, its address's login may be secret."""
     shown = dict(table)
-    if isinstance(shown.get("headers"), dict):
-        shown["headers"] = dict.fromkeys(shown["headers"], "…")
-    if isinstance(shown.get("base_url"), str):
-        shown["base_url"] = without_login(shown["base_url"])
+    for key in ("headers", "env"):
+        if isinstance(shown.get(key), dict):
+            shown[key] = dict.fromkeys(shown[key], "…")
+    for key in ("base_url", "url"):
+        if isinstance(shown.get(key), str):
+            shown[key] = without_login(shown[key])
     return shown
 
 
@@ -161,13 +185,15 @@ def without_login(url: str) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _read_config(path: Path) -> Config:
+def _read_config(path: Path) -> tuple[Config, bytes]:
+    """Return what a file says and the bytes that say it; nothing where there is none."""
     if not os.access(path.parent, os.X_OK):
-        return Config()  # no such folder, or one that opening the record refuses with its own sentence
+        return Config(), b""  # no such folder, or one that opening the record refuses with its own sentence
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        table = tomllib.loads(content.decode())
     except (FileNotFoundError, NotADirectoryError):
-        return Config()
+        return Config(), b""
     except (OSError, ValueError) as error:
         detail = f"The settings file {path} cannot be read: {error}."
         raise RetinueError("invalid", detail, "Mend or move it.") from error
@@ -176,11 +202,10 @@ def _read_config(path: Path) -> Config:
     except msgspec.ValidationError as error:
         detail = f"The settings file {path} is wrong: {error}."
         raise RetinueError("invalid", detail, "See docs/settings.md.") from error
-    for name, table in (("hooks", config.hooks), ("mcp", config.mcp)):
-        if table:
-            detail = f"The settings file {path} has [{name}], which this version does not act on yet."
-            raise RetinueError("unsupported", detail, "Take the table out; nothing would run it.")
-    return config
+    if config.hooks:
+        detail = f"The settings file {path} has [hooks], which this version does not act on yet."
+        raise RetinueError("unsupported", detail, "Take the table out; nothing would run it.")
+    return config, content
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

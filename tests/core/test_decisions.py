@@ -16,7 +16,7 @@ from retinue.core.decide.base import (
     result_output_id,
 )
 from retinue.core.decide.recovery import owed_closings
-from retinue.core.decide.turns import Steer, Warn, decide_steer, decide_warn
+from retinue.core.decide.turns import Note, Steer, decide_note, decide_steer
 from retinue.core.events import (
     LetterAbsorbed,
     LetterQueued,
@@ -396,8 +396,8 @@ def test_a_turn_that_completes_waits_for_children_and_letters_unless_the_look_ar
 
 def test_a_warning_is_recorded_while_its_session_is_in_memory() -> None:
     log = driver.opened()
-    log.do(decide_warn, Warn(session_id=ROOT, code="detached", text="x"))
-    log.do(decide_warn, Warn(session_id=SessionId("s_nobody"), code="detached", text="x"))
+    log.do(decide_note, Note(session_id=ROOT, fact=Warned(code="detached", text="x")))
+    log.do(decide_note, Note(session_id=SessionId("s_nobody"), fact=Warned(code="detached", text="x")))
     assert [(fact.code, fact.text) for fact in log.facts(Warned)] == [("detached", "x")]
 
 

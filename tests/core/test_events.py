@@ -21,14 +21,13 @@ detail, waiting_for, queue_position, steps, usage, created_at, started_at, ended
 cwd, continuable, output, output_cut, output_id, partial, files, result_state
 """
 RUN_KEYS = re.findall(r"\w+", RUN)
-# Parts of the table that this version does not write: approvals, file writes, claims, hooks.
+# Parts of the table that this version does not write: approvals, file writes, claims.
 NOT_YET = {
     "approval.asked",
     "approval.closed",
     "file.written",
     "claim.taken",
     "claim.freed",
-    "hook.failed",
 }
 OURS = {"run.waiting", "run.resumed", "context.seeded", "context.compacting", "session.deleted"}
 """Types beside the table; clients ignore types that they do not know."""

@@ -1,7 +1,7 @@
 """Rights and depth on every path: spawn, nesting, follow-up, fork, letters, policy, a log read again; never wider."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -12,15 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from retinue.core.decide.runs import decide_spawn
 from retinue.core.errors import RetinueError
-from retinue.core.events import RunQueued, RunStarted, SessionOpened, Snapshot
+from retinue.core.events import Rights, RunQueued, RunStarted, SessionOpened, Snapshot
 from retinue.core.ids import Digest, SessionId
 from retinue.core.session import Session
 from retinue.core.state import State, depth_cap
 from retinue.ports import Tool, ToolSchema
-from retinue.runtime.delegate import Delegation, SpawnRequest, Way
+from retinue.runtime.delegate import Delegation, Sources, SpawnRequest, Way
+from retinue.runtime.hooks import Hooks
+from retinue.runtime.rights import child_rights, means, root_rights
+from retinue.runtime.texts import Texts
 from retinue.runtime.toolset import Toolset, delegates
+from retinue.testing.fakes import BareSurroundings
 from tests.core import driver
 from tests.core.driver import Log, refused
+from tests.sim.lives import TEXTS
 
 TOOLS = ("read_file", "grep", "web_fetch", "look")
 ROOT = SessionId("s_root")
@@ -62,6 +67,14 @@ class Inline:
         return call(*args)
 
 
+class NoHooks(Hooks):
+    """Nobody is asked."""
+
+    def __init__(self) -> None:
+        nobody = cast("Any", None)
+        super().__init__(nobody, nobody, nobody, nobody, ())
+
+
 class Counting:
     """Ids in order."""
 
@@ -90,13 +103,20 @@ class Desk:
         self.log = driver.opened({**UNCAPPED, "caps.max_depth": None})
         self.toolset = Toolset()
         for name in TOOLS:
-            self.toolset.add(cast("Tool", Named(name, "workspace")))
+            self.toolset.add(cast("Tool", Named(name, "read")))
         for name in AGENT_TOOLS:
             self.toolset.add(cast("Tool", Named(name, "agents")))
         self.roles = Roles()
         outside = (cast("Any", Inline()), Counting())
-        journal, models = cast("Any", self.log), cast("Any", None)
-        self.delegation = Delegation(journal, cast("Any", self.roles), models, self.toolset, outside)
+        sources = Sources(
+            definitions=cast("Any", self.roles),
+            models=cast("Any", None),
+            tools=self.toolset,
+            record=cast("Any", None),
+            stored=Texts(cast("Any", None), cast("Any", Inline()), BareSurroundings()),
+            texts=TEXTS,
+        )
+        self.delegation = Delegation(cast("Any", self.log), sources, NoHooks(), outside)
 
     def spawn(
         self, parent: SessionId, request: SpawnRequest, role: Snapshot | None, provider: str = "spawn"
@@ -170,6 +190,96 @@ def _require_narrowed(power: Power, request: SpawnRequest, role: Snapshot | None
         assert not may_delegate or (role.spawns and "spawn_agent" not in role.disallowed_tools)
 
 
+CONNECTORS = ("mcp__db__query", "mcp__db__drop", "mcp__web__get")
+WRITTEN = st.lists(st.sampled_from([*TOOLS, *CONNECTORS, "mcp__db", "mcp__db__*", "mcp__*"]), max_size=3)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("grep", {"grep"}),
+        ("mcp__db__query", {"mcp__db__query"}),
+        ("mcp__db", {"mcp__db__query", "mcp__db__drop"}),
+        ("mcp__db__*", {"mcp__db__query", "mcp__db__drop"}),
+        ("mcp__db__d*", {"mcp__db__drop"}),
+        ("mcp__*", set(CONNECTORS)),
+        ("mcp__d", set[str]()),
+        ("mcp__", set[str]()),
+        ("*", set[str]()),
+        ("gr*", set[str]()),
+        ("", set[str]()),
+    ],
+)
+def test_a_written_name_means_itself_or_all_tools_of_a_server_and_never_more(written: str, meant: set[str]) -> None:
+    assert {name for name in (*TOOLS, *CONNECTORS) if means(written, name)} == meant
+
+
+EVERYTHING = (*TOOLS, "report_to_parent", *CONNECTORS)
+
+
+def _toolset() -> Toolset:
+    toolset = Toolset()
+    groups = {"read": TOOLS, "agents": AGENT_TOOLS, "report": ("report_to_parent",), "connector": CONNECTORS}
+    for group, names in groups.items():
+        for name in names:
+            toolset.add(cast("Tool", Named(name, group)))
+    return toolset
+
+
+@given(st.lists(st.tuples(st.none() | WRITTEN, st.none() | WRITTEN, WRITTEN), min_size=1, max_size=4))
+def test_a_connectors_tool_is_given_by_name_only_and_never_comes_back_further_down(
+    chain: list[tuple[list[str] | None, list[str] | None, list[str]]],
+) -> None:
+    toolset = _toolset()
+    mine, of_root = root_rights(toolset, None, None, None), True
+    for asked, written, without in chain:
+        role = Snapshot(ref="user:x", name="x", digest=Digest("d"), disallowed_tools=tuple(without))
+        if written is not None:
+            role = msgspec.structs.replace(role, tools=tuple(written))
+        try:
+            rights = child_rights(mine, toolset, role, asked, of_root=of_root)
+        except RetinueError as error:
+            if error.code != "unknown_tool":
+                raise
+            return
+        held, before = _held(rights, toolset), _held(mine, toolset, of_root=of_root)
+        assert held <= before
+        for name in held:
+            assert not any(means(one, name) for one in without)
+            assert all(names is None or any(means(one, name) for one in names) for names in (asked, written))
+        for name in held & set(CONNECTORS):
+            assert any(means(one, name) for one in [*(asked or []), *(written or [])])
+        mine, of_root = rights, False
+
+
+def _held(rights: Rights, toolset: Toolset, *, of_root: bool = False) -> set[str]:
+    if rights.tools is not None:
+        return set(rights.tools)
+    return set(toolset.of_group("read", "report", "custom", *(["connector"] if of_root else [])))
+
+
+@pytest.mark.parametrize(
+    ("role", "asked", "tools", "may_delegate"),
+    [
+        ({}, None, None, False),
+        ({"spawns": ("*",)}, None, None, True),
+        ({"spawns": ("x",), "disallowed_tools": ("spawn_agent",)}, None, EVERYTHING, False),
+        ({}, EVERYTHING, EVERYTHING, False),
+        ({"disallowed_tools": ("mcp__db",)}, None, (*TOOLS, "report_to_parent", "mcp__web__get"), False),
+        ({"tools": ("grep", "mcp__db__query")}, ["grep", "look"], ("grep",), False),
+        ({"tools": ()}, None, (), False),
+    ],
+)
+def test_a_root_has_every_tool_but_for_what_its_role_or_its_opener_leaves_out(
+    role: dict[str, Any], asked: Sequence[str] | None, tools: tuple[str, ...] | None, may_delegate: bool
+) -> None:
+    definition = Snapshot(ref="user:x", name="x", digest=Digest("d"), **role)
+    rights = root_rights(_toolset(), definition, asked, 2)
+    assert (rights.tools, rights.may_delegate, rights.max_depth, rights.access) == (tools, may_delegate, 2, "read")
+    assert root_rights(_toolset(), None, None, None).may_delegate
+    assert refused(lambda: root_rights(_toolset(), None, ["grep", "Bash"], None)).code == "unknown_tool"
+
+
 def test_the_rights_of_a_child_are_those_of_its_spawn_and_stay_in_its_header() -> None:
     desk = Desk()
     child = desk.spawn(ROOT, SpawnRequest(prompt="do", tools=["grep"]), None)
@@ -177,6 +287,18 @@ def test_the_rights_of_a_child_are_those_of_its_spawn_and_stay_in_its_header() -
     assert (rights.tools, rights.may_delegate) == (("grep",), False)
     started = desk.log.facts(RunStarted)[-1]
     assert (started.access, started.paths) == (rights.access, rights.paths)
+
+
+@pytest.mark.parametrize("narrowed", [{"tools": list(TOOLS)}, {"agent": "x"}], ids=["call", "role"])
+def test_a_list_of_every_tool_of_today_leaves_out_the_one_that_a_later_start_adds(narrowed: dict[str, Any]) -> None:
+    desk = Desk()
+    role = Snapshot(ref="user:x", name="x", digest=Digest("d"), tools=TOOLS) if "agent" in narrowed else None
+    child, plain = (
+        desk.spawn(ROOT, SpawnRequest(prompt="do", **asked), role if asked else None) for asked in (narrowed, {})
+    )
+    desk.toolset.add(cast("Tool", Named("later", "custom")))
+    sessions = desk.log.state.sessions
+    assert ["later" in desk.may(sessions[name])[0] for name in (ROOT, child, plain)] == [True, False, True]
 
 
 def test_an_unknown_tool_in_a_filter_is_refused_and_leaves_no_orphan() -> None:

@@ -58,7 +58,7 @@ def test_the_built_ins_are_sound_and_name_only_tools_that_exist(project: Path) -
     assert diagnostics == ()
     assert list(snapshots) == ["builtin:explorer", "builtin:researcher", "builtin:worker"]
     for snapshot in snapshots.values():
-        assert snapshot.tools == ("read_file", "list_dir", "grep")
+        assert snapshot.tools == ("read_file", "list_dir", "grep", "load_skill")
         assert snapshot.instructions
         assert snapshot.spawns == ()
     assert snapshots["builtin:explorer"].access == "read"
@@ -218,7 +218,9 @@ def test_B78_each_form_of_a_tool_list_means_the_same(project: Path) -> None:
         ("tools:", (), 0),
         ('tools: ""', (), 0),
         ("tools: []", (), 0),
-        ("tools: Read, mcp__db__*", ("read_file",), 1),
+        ("tools: Read, mcp__db__*", ("read_file", "mcp__db__*"), 0),
+        ("tools: Read, mcp__db__*\ndisallowedTools: mcp__db__drop", ("read_file", "mcp__db__*"), 0),
+        ("disallowedTools: all", (), 2),
         ("tools: Read, Nonsense", ("read_file",), 1),
         ("tools: Nonsense", (), 2),
         ("tools: Write, Edit, Bash", (), 4),
@@ -308,8 +310,7 @@ def test_words_that_yaml_would_change_stay_text(project: Path) -> None:
 
 
 def test_keys_that_are_not_acted_on_are_reported_with_their_line(project: Path) -> None:
-    _, diagnostics = listed(project)
-    write(project, "one.md", "---\nname: one\ndescription: d\nskills: a\nhooks: b\nmodel: sonnet\ncolor: red\n---\nB\n")
+    write(project, "one.md", "---\nname: one\ndescription: d\nfoo: a\nhooks: b\nmodel: sonnet\ncolor: red\n---\nB\n")
     _, diagnostics = listed(project)
     assert [(d.line, d.severity) for d in diagnostics] == [(4, "warning"), (5, "warning"), (6, "warning")]
 
@@ -341,6 +342,8 @@ def test_S113_the_digest_covers_every_field(project: Path) -> None:
         "effort": "low",
         "continuable": True,
         "spawns": ("*",),
+        "skills": ("pdf",),
+        "output_schema": {"type": "object"},
     }
     assert set(other) == set(Snapshot.__struct_fields__) - {"digest"}
     digests = {freeze(msgspec.convert({**plain, key: value}, Snapshot)).digest for key, value in other.items()}

@@ -170,7 +170,7 @@ def test_a_prompt_that_is_too_long_leaves_no_session(tmp_path: Path) -> None:
     [
         (("attach", "s_x"), "attach"),
         (("serve", "--port", "1"), "serve"),
-        (("agents", "list"), "agents"),
+        (("approvals", "list"), "approvals"),
         (("sessions", "export", "s_x"), "sessions export"),
         (("export",), "export"),
         (("sessions", "prune"), "sessions prune"),

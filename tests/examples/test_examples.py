@@ -47,7 +47,7 @@ def settled(folder: Path) -> dict[str, tuple[str, str | None]]:
     return {run.name: (run.status, run.reason) for run in runs}
 
 
-def test_there_are_six_examples_and_each_is_tried_here() -> None:
+def test_there_are_ten_examples_and_each_is_tried_here() -> None:
     assert NAMES == [
         "01_first_delegation",
         "02_parallel_review",
@@ -55,6 +55,10 @@ def test_there_are_six_examples_and_each_is_tried_here() -> None:
         "04_fork",
         "05_budget",
         "06_test_your_agent",
+        "07_roles_in_files",
+        "08_context_modes",
+        "09_hooks",
+        "10_mcp_tool",
     ]
 
 
@@ -154,3 +158,40 @@ def test_06_the_agent_that_it_tests_leaves_a_whole_record(tmp_path: Path) -> Non
     facts = record(tmp_path)
     assert [fact.text for fact in facts if isinstance(fact, ToolFinished)] == ["none"]
     assert [fact.status for fact in facts if isinstance(fact, TurnClosed)] == ["completed"]
+
+
+def test_07_a_role_is_what_its_file_said_when_the_child_was_asked_for(tmp_path: Path) -> None:
+    out = played("07_roles_in_files", tmp_path)
+    assert out.count("told: You find what is missing. You praise nothing.\n") == 2
+    assert out.count("tools: read_file, grep, report_to_parent\n") == 2
+    assert "user:critic: completed/done: It still names none.\n" in out  # the test's folder is its home directory, too
+    assert "You are kind." in (tmp_path / ".agents" / "agents" / "critic.md").read_text(encoding="utf-8")
+    queued = [fact for fact in record(tmp_path) if isinstance(fact, RunQueued)]
+    assert len({fact.spec.definition.digest for fact in queued if fact.spec.definition is not None}) == 1
+    assert [fact.agent for fact in queued] == ["user:critic"] * 2
+
+
+def test_08_a_child_is_told_what_its_parent_chose_marked_as_reference(tmp_path: Path) -> None:
+    out = played("08_context_modes", tmp_path)
+    shown = {part.partition(":")[0]: part for part in out.split("== ")[1:]}
+    assert list(shown) == ["alone", "background", "selected", "last turn", "summary", "fork"]
+    assert all("The plan holds." in part and "Does the plan hold?" in part for part in shown.values())
+    assert shown["alone"].count("\n") == 2
+    untrusted = {name: part.count("untrusted reference data") for name, part in shown.items()}
+    assert untrusted == {"alone": 0, "background": 1, "selected": 1, "last turn": 1, "summary": 2, "fork": 0}
+    assert '"content":"Plan the release."' in shown["selected"]
+    assert "holiday" not in shown["selected"]
+    assert shown["last turn"].count('"seq"') == 2
+    assert shown["summary"].count('"seq"') == 4
+    assert "    Then we ship on Thursday.\n" in shown["fork"]
+    assert "refused, not_found: None of the selected messages exists: 999." in out
+    assert len([fact for fact in record(tmp_path) if isinstance(fact, ContextSeeded)]) == 1
+
+
+def test_a_child_has_an_mcp_tool_only_when_it_is_given_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("mcp", reason="the extra mcp is not installed")
+    said = played("10_mcp_tool", tmp_path).splitlines()
+    assert sorted(said) == sorted(
+        ["called by the main session", "called by a child", "refused to a child that was not given it"]
+    )
+    assert settled(tmp_path) == {"without": ("completed", "done"), "with": ("completed", "done")}

@@ -18,10 +18,10 @@ from retinue.ports import Clock, Model, Store, Tool
 from retinue.runtime.kernel import Kernel, NewSession, Parts
 from retinue.stores.sqlite import SQLiteStore
 from retinue.testing.checkers import all_events, check_all, check_kept, check_projections
-from retinue.testing.fakes import OneModel
+from retinue.testing.fakes import BareSurroundings, OneModel
 from retinue.testing.faults import FaultyStore
 from retinue.tools.agents import agent_tools
-from tests.sim.lives import TEXTS, NoDefinitions
+from tests.sim.lives import TEXTS, OnlyTheWorker
 
 DISK_BYTES = 2 * 1024 * 1024
 PAGE_BYTES = 4096
@@ -60,7 +60,8 @@ async def life(
         clock=clock or RealClock(),
         ids=RandomIds(),
         models=OneModel(ScriptedModel(model) if isinstance(model, Sequence) else model),
-        definitions=NoDefinitions(),
+        definitions=OnlyTheWorker(),
+        surroundings=BareSurroundings(),
         texts=TEXTS,
         data_dir=str(folder),
         tools=lambda kernel: (*tools, *agent_tools(kernel)),

@@ -84,12 +84,6 @@ def test_an_unknown_name_is_refused_with_a_list_of_what_exists(name: str) -> Non
     assert error.hint == "There are: mine, local:MODEL, openai:MODEL, scripted:FILE, offline."
 
 
-def test_other_providers_are_unsupported_for_now() -> None:
-    error = refused(ModelRegistry(), "anthropic:claude-x")
-    assert (error.code, "providers extra" in error.detail) == ("unsupported", True)
-    assert refused(ModelRegistry({"mine": {"kind": "anthropic"}}), "mine:x").code == "unsupported"
-
-
 @pytest.mark.parametrize(
     ("name", "table", "why"),
     [

@@ -4,7 +4,9 @@ import pytest
 
 from retinue.runtime.kernel import Kernel
 from retinue.testing.simloop import SimError
+from tests.mutants.context import CONTEXT_MUTANTS
 from tests.mutants.delegation import DELEGATION_MUTANTS
+from tests.mutants.hooks import HOOK_MUTANTS
 from tests.mutants.mutants import MUTANTS
 from tests.sim.worlds import play
 
@@ -23,7 +25,10 @@ def caught_by(mutant: type[Kernel]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *DELEGATION_MUTANTS], ids=lambda mutant: mutant.__name__)
+ALL = (*MUTANTS, *DELEGATION_MUTANTS, *HOOK_MUTANTS, *CONTEXT_MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.__name__)
 def test_the_worlds_catch(mutant: type[Kernel]) -> None:
     assert caught_by(mutant) is not None
 

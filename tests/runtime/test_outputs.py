@@ -51,3 +51,36 @@ def test_what_is_no_schema_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(RetinueError, match="schema") as caught:
         require_schema(schema)
     assert caught.value.code == "invalid"
+
+
+def _nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"$ref": "#/$defs/x"}, "'#/\\$defs/x' leads nowhere"),
+        ({"properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}, "leads nowhere"),
+        (_nested(150), "nested too deeply"),
+    ],
+    ids=["no such part", "elsewhere", "deep"],
+)
+def test_a_schema_that_could_never_be_checked_is_refused_at_once(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(RetinueError, match=why):
+        require_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}},
+        {"const": {"$ref": "just data"}},
+        {"$id": "urn:mine", "$ref": "#/$defs/x", "$defs": {"x": {"$id": "urn:other", "type": "string"}}},
+    ],
+)
+def test_references_that_lead_somewhere_are_no_fault(schema: dict[str, Any]) -> None:
+    require_schema(schema)

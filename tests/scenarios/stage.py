@@ -30,6 +30,7 @@ from retinue.ports import AssistantText, Delta, Finish, FinishCall, Model, Model
 from retinue.runtime.handles import Child, Kid, Subagents
 from retinue.runtime.kernel import Kernel
 from retinue.stores.sqlite import SQLiteStore
+from retinue.testing.checkcontext import check_prefixes
 from retinue.testing.checkers import all_events, all_runs, check_all, check_kept, check_projections, check_requests
 from retinue.testing.fakes import LETTER_MARK, RecordingModel, Seen
 from retinue.testing.faults import FaultyStore, StorePlan
@@ -219,6 +220,8 @@ class Theatre:
 
     seed: int = 0
     shuffle: bool = True
+    steady: bool = True
+    """Whether nobody sets the switch while no log could tell of it: that changes what requests begin with."""
     store: SQLiteStore = field(default_factory=lambda: SQLiteStore(":memory:"))
     ids: CountingIds = field(default_factory=CountingIds)
     before: list[Event] = field(default_factory=list)
@@ -266,6 +269,7 @@ class Theatre:
         assert check_projections(self.store) == []
         kept = [item for item in seen.seen if not (self._is_deleted(item.request.session_id) or _for_notes(item))]
         assert check_requests(events, kept) == []
+        assert not self.steady or check_prefixes(events, kept) == []
 
     def _is_deleted(self, session_id: SessionId) -> bool:
         """Return whether a log is gone for good: what it led to cannot be derived from it any more."""

@@ -37,6 +37,8 @@ STORE = {"result.idle_parent": "store"}
 NOTED = (parent("noted"), AGAIN)
 FORK = {"mode": "fork"}
 PIRATE = "You are a pirate."
+NOTES = UserText(text=TEXTS.child_notes)
+"""What a fork is told as a child, behind its parent's turns: its system text is its parent's."""
 
 
 def _tools(_: Any) -> list[FakeTool]:
@@ -104,7 +106,7 @@ def test_a_fork_begins_with_the_parents_completed_turns_uncut_and_nothing_of_the
     assert [type(message) for message in seed_of[:4]][:2] == [UserText, AssistantText]
     assert LONG in [message.text for message in seed_of]
     (request,) = life.asked("kid")
-    assert request.messages == (*seed_of, UserText(text="do kid"))
+    assert request.messages == (*seed_of, NOTES, UserText(text="do kid"))
     assert not any("open turn" in message.text for message in request.messages)
     (seeded,) = life.told(ContextSeeded)
     assert seeded.messages == seed_of
@@ -134,7 +136,8 @@ def test_a_followed_up_fork_keeps_its_history_also_in_another_life(seed: int) ->
 
     first = theatre.live(lambda _: FunctionModel(_forked), scene, tools=_tools)
     second = theatre.live(lambda _: FunctionModel(_forked), later, tools=_tools)
-    begun = (*_until_fork(first), UserText(text="do kid"), AssistantText(text="found", reasoning="", tool_calls=()))
+    found = AssistantText(text="found", reasoning="", tool_calls=())
+    begun = (*_until_fork(first), NOTES, UserText(text="do kid"), found)
     assert first.asked("kid")[1].messages == (*begun, UserText(text="and now this"))
     (request,) = second.asked("kid")
     assert request.messages[: len(begun)] == begun
@@ -178,7 +181,7 @@ def test_a_fork_that_a_restart_closed_before_it_began_still_begins_where_it_was_
     assert first.crashed
     second = theatre.live(lambda _: FunctionModel(answer), later, tools=_tools)
     (request,) = second.asked("kid")
-    assert request.messages == (*_until_fork(first), UserText(text="do kid"))
+    assert request.messages == (*_until_fork(first), NOTES, UserText(text="do kid"))
 
 
 ROOM_TOKENS = 4_000
@@ -226,11 +229,11 @@ def test_a_fork_after_a_compaction_has_the_completed_turns_as_they_are_and_nothi
     (request,) = life.asked("kid")
     if closed:
         last = next(one for one in life.asked() if "last" in [message.text for message in one.messages])
-        assert request.messages[:-1] == last.messages[: len(request.messages) - 1]
+        assert request.messages[:-2] == last.messages[: len(request.messages) - 2]
         assert "my notes" in request.messages[0].text
-        assert request.messages[-2].text == "told"
+        assert [message.text for message in request.messages[-3:]] == ["told", NOTES.text, "do kid"]
     else:
-        assert [message.text for message in request.messages] == ["first", "told", "do kid"]
+        assert [message.text for message in request.messages] == ["first", "told", NOTES.text, "do kid"]
 
 
 @each_seed
@@ -248,7 +251,8 @@ def test_a_fork_of_a_fork_begins_with_what_its_parent_began_with(seed: int) -> N
 
     life = play(lambda _: FunctionModel(answer), scene, tools=_tools, seed=seed)
     request = life.asked("grandkid")[0]
-    assert request.messages == (*_until_fork(life), UserText(text="do grandkid"))
+    assert request.messages == (*_until_fork(life), NOTES, UserText(text="do grandkid"))
+    assert {one.system for one in life.requests} == {request.system}
 
 
 @pytest.mark.parametrize(("under", "allowed"), [("standard", True), (RESIDENT, True), ("courier", False)])

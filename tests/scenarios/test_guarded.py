@@ -271,6 +271,10 @@ def test_S85_the_turn_does_not_end_while_a_child_runs_and_then_gets_all_that_nob
     assert [homes(life.events, life.settled(name).run_id) for name in ("quick", "slow")] == [1, 1]
 
 
+def _five_work_and_two_wait(events: list[Event]) -> bool:
+    return (len(places(events, RunQueued)), len(places(events, RunStarted))) == (7, 5)
+
+
 @pytest.mark.parametrize("end", ["completes", "interrupted", "fails"])
 @each_seed
 def test_S86_the_turn_end_event_follows_the_last_child_snapshot_and_numbers_keep_rising(end: str, seed: int) -> None:
@@ -278,7 +282,7 @@ def test_S86_the_turn_end_event_follows_the_last_child_snapshot_and_numbers_keep
         root = await stage.root(under=GUARDED)
         work = await stage.kernel.prompt(root, "go")
         if end == "interrupted":
-            await stage.until(lambda events: len(places(events, RunStarted)) == 5)
+            await stage.until(_five_work_and_two_wait)
             await stage.kernel.interrupt(root)
         await work.done.wait()
 
@@ -321,7 +325,7 @@ def test_S109_cancelling_the_parent_and_switching_off_each_clean_up_every_child_
     async def scene(stage: Stage) -> None:
         root = await stage.root(under=GUARDED)
         work = await stage.kernel.prompt(root, "go")
-        await stage.until(lambda events: len(places(events, RunStarted)) == 5)
+        await stage.until(_five_work_and_two_wait)
         await act(stage, root)
         asked = len([request for request in stage.model.requests if not request.root])
         assert {stage.run(f"kid{number}").status for number in range(7)} == {"cancelled"}
@@ -456,7 +460,7 @@ def test_S126_switching_off_takes_the_tools_away_the_host_refuses_their_names_an
 
 
 def test_S126_the_switch_survives_a_crash_and_on_again_brings_the_tools_back() -> None:
-    theatre = Theatre()
+    theatre = Theatre(steady=False)
 
     async def off(stage: Stage) -> SessionId:
         root = await stage.root(under=GUARDED)

@@ -7,12 +7,12 @@ import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Snapshot
-from retinue.core.ids import SessionId
+from retinue.core.ids import Digest, SessionId
 from retinue.core.policy import named, with_changes
 from retinue.ports import Model, Store, Tool
 from retinue.runtime.kernel import Kernel, NewSession, Parts
 from retinue.runtime.prompt import PromptTexts
-from retinue.testing.fakes import OneModel
+from retinue.testing.fakes import BareSurroundings, OneModel
 from retinue.testing.world import World
 from retinue.tools.agents import agent_tools
 
@@ -29,11 +29,17 @@ TEXTS = PromptTexts(
 CWD = "/workspace"
 
 
-class NoDefinitions:
-    """The `Definitions` port without any."""
+WORKER = Snapshot(ref="builtin:worker", name="worker", digest=Digest("w" * 64), instructions="work", spawns=("*",))
+"""It delegates, other than the built-in one: worlds under `roster` would end at its children."""
+
+
+class OnlyTheWorker:
+    """The `Definitions` port with the one role that children have who are given none, under the policy `roster`."""
 
     def find(self, ref: str, cwd: str) -> Snapshot:
-        """Refuse."""
+        """Return the worker, refuse every other one."""
+        if ref == WORKER.ref:
+            return WORKER
         raise RetinueError("unknown_agent", f"There is no agent {ref!r} in {cwd}.", "There are none.")
 
 
@@ -52,7 +58,8 @@ def kernel_in(
         clock=world.clock,
         ids=world.ids,
         models=OneModel(model),
-        definitions=NoDefinitions(),
+        definitions=OnlyTheWorker(),
+        surroundings=BareSurroundings(),
         texts=TEXTS,
         data_dir="/data",
         tools=lambda kernel: (*tools, *agent_tools(kernel)),

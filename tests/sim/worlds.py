@@ -16,12 +16,14 @@ from retinue.core.events import (
     TurnOpened,
 )
 from retinue.core.ids import SessionId
-from retinue.core.policy import named, with_changes
+from retinue.core.policy import ALL_MODES
 from retinue.ports import Tool, UserText
 from retinue.runtime.kernel import Kernel, Parts
 from retinue.runtime.work import Work
 from retinue.stores.sqlite import SQLiteStore
+from retinue.testing.checkcontext import check_prefixes
 from retinue.testing.checkers import all_events, check_all, check_kept, check_projections, check_requests
+from retinue.testing.checkhooks import check_hooks
 from retinue.testing.fakes import (
     OneModel,
     RecordingModel,
@@ -33,6 +35,7 @@ from retinue.testing.fakes import (
     slow_tool,
 )
 from retinue.testing.faults import FaultyModel, FaultyStore, WorldPlan, random_plan
+from retinue.testing.hookfaults import Heard, planned_hooks
 from retinue.testing.world import CountingIds, World, WorldOptions, run_world
 from tests.sim.lives import TEXTS, kernel_in, open_root
 
@@ -56,6 +59,7 @@ class History:
     roots: list[SessionId] = field(default_factory=list)
     deleting: set[SessionId] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
     lives: int = 0
     commits: int = 0
 
@@ -76,6 +80,7 @@ class History:
         self.problems += check_all(events, at_rest=bool(result.value))
         self.problems += check_projections(self.inner)
         self.problems += check_restarts(self.events, events)
+        self.problems += check_hooks(events, self.heard) if self.plan.hooks.standing else []
         if not result.crashed:
             self.problems += [f"life {self.lives}: {problem}" for problem in result.problems]
         self.events = events
@@ -83,13 +88,12 @@ class History:
 
     async def _main(self, world: World, *, first: bool) -> bool:
         store = FaultyStore(self.inner, self.plan.store if first else None, world.executor.slow)
-        policy = with_changes(named(self.plan.policy_name), self.plan.policy, in_code=True)
-        forks = "fork" in policy["rights.context_modes"]
-        wander = WorldModel(self.seed, world.clock, spawns_max=3, forks=forks)
+        wander = WorldModel(self.seed, world.clock, spawns_max=3, modes=ALL_MODES)
         seen = RecordingModel(FaultyModel(wander, self.plan.faults, world.clock), self.inner.position)
         room_tokens = ROOMS_TOKENS[self.seed % len(ROOMS_TOKENS)]
         models = OneModel(seen, room_tokens)
-        kernel = kernel_in(world, store, seen, tools=_tools(world), make=self.make, models=models)
+        hooks = planned_hooks(self.plan.hooks, self.heard, world.clock, self.inner.position)
+        kernel = kernel_in(world, store, seen, tools=_tools(world), make=self.make, models=models, hooks=hooks)
         try:
             await kernel.start()
             await self._turns(world, kernel, first=first)
@@ -111,7 +115,7 @@ class History:
         here = {event.session_id for event in events}
         some_gone = bool(self.deleting) or any(isinstance(event.fact, SessionDeleted) for event in events)
         asked = [one for one in seen if not (_for_notes(one) or (some_gone and one.request.session_id not in here))]
-        return check_requests(events, asked)
+        return check_requests(events, asked) + check_prefixes(events, asked)
 
     async def _turns(self, world: World, kernel: Kernel, *, first: bool) -> None:
         if first:

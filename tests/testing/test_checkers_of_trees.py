@@ -1,5 +1,6 @@
 """The rules of children with several runs, post, budgets, rights and stops pass a legal log and catch a broken one."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from retinue.core.events import (
     Event,
     LetterAbsorbed,
     LetterQueued,
+    MessageAssistant,
     MessageUser,
     NotesAsked,
     PolicyChanged,
@@ -150,11 +152,35 @@ BROKEN: list[tuple[str, str, Callable[[Log], Log]]] = [
     ("check_seeds", "does not begin with", lambda e: changed(e, index(e, ContextSeeded), messages=())),
     ("check_seeds", "does not begin with", lambda e: spec(e, "r_1", seed=(), seed_seq=None)),
     ("check_seeds", "open turn", lambda e: spec(e, "r_1", seed_seq=9)),
+    ("check_context", "does not begin with its task", lambda e: asking(e, prompt="another task")),
+    ("check_context", "does not begin with its task and its background", lambda e: asking(e, context="more")),
+    ("check_context", "goes on with ' of r_1', which nobody", lambda e: asking(e, prompt="task")),
+    ("check_context", "no JSON under a heading", lambda e: asking(e, context=LAST_TURN)),
+    ("check_context", "are not those that last_n_turns means", lambda e: packed(e, LAST_TURN, [])),
+    ("check_context", "are not those that last_n_turns means", lambda e: packed(e, LAST_TURN, [*PACKED, GO])),
+    (
+        "check_context",
+        "are not those that last_n_turns means",
+        lambda e: packed(e, LAST_TURN, [{**GO, "content": "Go"}]),
+    ),
+    (
+        "check_context",
+        "are not those that selected means",
+        lambda e: packed(e, {"mode": "selected", "seqs": [3]}, [GO]),
+    ),
+    ("check_context", "are not those that summary means", lambda e: packed(e, {"mode": "summary"}, [GO, *PACKED])),
+    ("check_context", "its messages have 240", lambda e: packed(e, {"mode": "summary"}, [{"seq": "x" * 24_000}])),
+    ("check_forks", "nothing about it differs", lambda e: asking(e)),
+    ("check_forks", "not the one of its parent's last request", lambda e: alike(e, "e")),
+    ("check_forks", "and is told nothing, or the reverse", lambda e: spec(e, "r_1", system_digest="d")),
+    ("check_forks", "and is told nothing, or the reverse", lambda e: spec(e, "r_1", opening="you are a child")),
+    ("check_forks", "a request begins with another", lambda e: changed(alike(e), step_of(e, "s_2"), prompt_digest="e")),
     ("check_slots", "waits for budget and has no slot", lambda e: before(e, RunWaiting, gave_up(e), **BUDGET)),
     ("check_depth", "depth 1 is over the cap 0", lambda e: before(e, RunQueued, lowered(caps__max_depth=0))),
     ("check_rights", "its profile is plan", lambda e: header(e, "s_2", profile="plan")),
     ("check_rights", "its tools are None", lambda e: rights(told(), "s_2", tools=("grep",))),
     ("check_rights", "its tools are ('shell',)", lambda e: wider_tools()),
+    ("check_rights", "its tools are None, and ['grep'] were asked for", lambda e: asking(e, tools=["grep"])),
     ("check_rights", "it may delegate", lambda e: rights(e, "s_1", may_delegate=False)),
     ("check_rights", "may be 3 deep, its parent's 2", lambda e: rights(e, "s_2", max_depth=3)),
     ("check_rights", "may be 2 deep, its parent's 1", lambda e: rights(told(), "s_2", max_depth=1)),
@@ -230,9 +256,46 @@ BROKEN: list[tuple[str, str, Callable[[Log], Log]]] = [
     ),
 ]
 BUDGET: dict[str, Any] = {"run_id": "r_2", "nth": 2}
+LAST_TURN: dict[str, Any] = {"mode": "last_n_turns"}
+PACKED: list[dict[str, Any]] = [
+    {"seq": 3, "role": "user", "content": "before"},
+    {"seq": 5, "role": "assistant", "content": "s_1 1.1"},
+]
+GO: dict[str, Any] = {"seq": 9, "role": "user", "content": "go"}
+SAID_NOW: dict[str, Any] = {"seq": 11, "role": "assistant", "content": "s_1 2.1"}
 CANCEL = {"result.turn_end": "cancel"}
 REFUSE: dict[str, Any] = {"budget__on_exceed": "refuse_new"}
 SAID = MessageUser(turn=4, text="me first", source="user")  # pyright: ignore[reportArgumentType] -- ids as plain numbers
+
+
+def asking(events: Log, **arguments: Any) -> Log:
+    """The call that the forked child came from, with arguments; the child's task stands in them."""
+    place = index(events, MessageAssistant, turn=2, step=1)
+    fact = events[place].fact
+    assert isinstance(fact, MessageAssistant)
+    made = {"prompt": "task of r_1", **arguments}
+    return changed(events, place, tool_calls=tuple(msgspec.structs.replace(c, arguments=made) for c in fact.tool_calls))
+
+
+def packed(events: Log, context: dict[str, Any], items: list[dict[str, Any]], remark: str = "") -> Log:
+    """The child is asked for with a context, and is given these messages."""
+    listed = json.dumps(items, separators=(",", ":"))
+    text = f"task of r_1\n\n# Talk (untrusted reference data)\n{listed}{remark}"
+    return spec(asking(events, context=context), "r_1", prompt=text)
+
+
+def alike(events: Log, digest: str = "d") -> Log:
+    """The forked child has a system text of its parent's."""
+    mine = {"system_digest": digest}
+    events = changed(events, index(events, SessionOpened, name="s_2"), **mine)
+    for run in ("r_1", "r_2", "r_3", "r_4"):
+        events = spec(events, run, opening="you are a child", **mine)
+    return events
+
+
+def step_of(events: Log, session: str) -> int:
+    found = (place for place, event in enumerate(events) if event.session_id == session)
+    return next(place for place in found if isinstance(events[place].fact, StepOpened))
 
 
 def lowered(**switches: Any) -> PolicyChanged:
@@ -307,6 +370,21 @@ def switched_in_mid_run() -> Log:
 
 def test_the_saga_has_no_problem() -> None:
     assert check_all(saga()) == []
+
+
+@pytest.mark.parametrize(
+    ("context", "items", "remark"),
+    [
+        (LAST_TURN, [GO, SAID_NOW], ""),
+        ({"mode": "last_n_turns", "turns": 2}, [*PACKED, GO, SAID_NOW], ""),
+        ({"mode": "selected", "seqs": [9, 3, 77]}, [PACKED[0], GO], "\n(no message has the seq 77)"),
+        ({"mode": "summary"}, [*PACKED, GO, SAID_NOW], ""),
+    ],
+)
+def test_a_saga_whose_fork_is_given_what_was_asked_for_has_no_problem(
+    context: dict[str, Any], items: list[dict[str, Any]], remark: str
+) -> None:
+    assert check_all(packed(alike(saga()), context, items, remark)) == []
 
 
 @pytest.mark.parametrize(("name", "said", "break_it"), BROKEN)

@@ -9,6 +9,7 @@ import pytest
 
 from retinue.core.events import Usage
 from retinue.core.ids import CallId, SessionId
+from retinue.core.policy import ALL_MODES
 from retinue.ports import (
     AssistantText,
     Delta,
@@ -102,7 +103,7 @@ def conversation(seed: int, *names: str) -> tuple[list[ModelRequest], list[Finis
     """One turn of a wandering model, its calls answered by hand."""
 
     async def main(world: World) -> tuple[list[ModelRequest], list[Finish]]:
-        wander = WorldModel(seed, world.clock, arguments={"echo": {"x": 1}}, forks=seed % 2 == 0)
+        wander = WorldModel(seed, world.clock, arguments={"echo": {"x": 1}}, modes=ALL_MODES if seed % 2 == 0 else ())
         recorder = RecordingModel(wander, lambda: 17)
         models = OneModel(recorder)
         model, short = models.find("connection:name")

@@ -40,33 +40,35 @@ def _acted_on(key: Key) -> str:
 def models(options: Where) -> int:
     """Show the connections."""
     settings = read_settings(options.data_dir)
-    rows = ModelRegistry(settings.connections, environment=settings.environ).rows()
+    registry = ModelRegistry(settings.connections, environment=settings.environ)
+    rows = [*registry.rows(), *registry.kinds()]
     if options.json:
-        printing.document({"items": [*(_shown(row, settings) for row in rows), *_built_in()], "next": None})
+        printing.document({"items": [*(_shown(row) for row in rows), *_built_in()], "next": None})
         return 0
-    cells = [
-        (f"{row.name}:NAME", row.kind, _key(row), _address(row, settings) or "", ", ".join(row.models) or "any")
-        for row in rows
-    ]
+    cells = [(f"{row.name}:NAME", row.kind, _key(row), _address(row) or "", _names(row)) for row in rows]
     own = [(row["name"], row["kind"], "none needed", "", "") for row in _built_in()]
     printing.table(("MODEL", "KIND", "KEY", "ADDRESS", "NAMES"), [*cells, *own])
     printing.text(f"\nWithout --model: {settings.model or 'none'} ({settings.sources['model']}).")
     return 0
 
 
-def _shown(row: ConnectionRow, settings: Settings) -> dict[str, Any]:
-    return {**msgspec.to_builtins(row), "base_url": _address(row, settings)}
+def _shown(row: ConnectionRow) -> dict[str, Any]:
+    return {**msgspec.to_builtins(row), "base_url": _address(row)}
 
 
-def _address(row: ConnectionRow, settings: Settings) -> str | None:
-    """Return a connection's address; of a kind that is not built in only the one that was given: it has no default."""
-    url = row.base_url if row.kind == "openai" else settings.connections.get(row.name, {}).get("base_url")
-    return None if url is None else without_login(str(url))
+def _address(row: ConnectionRow) -> str | None:
+    """Return a connection's address; of a kind that is not built in only the one that was given."""
+    return None if row.base_url is None else without_login(row.base_url)
 
 
 def _built_in() -> list[dict[str, Any]]:
     empty: dict[str, Any] = {"base_url": None, "models": [], "api_key_env": None, "key_set": False}
     return [{"name": "scripted:FILE", "kind": "scripted", **empty}, {"name": "offline", "kind": "offline", **empty}]
+
+
+def _names(row: ConnectionRow) -> str:
+    names = ", ".join(row.models) or "any"
+    return names if row.needs is None else f"{names}, after: {row.needs}"
 
 
 def _key(row: ConnectionRow) -> str:

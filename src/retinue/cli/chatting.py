@@ -322,4 +322,5 @@ class _Chat(Leading):
 
 def _cells(run: Run, stay: str) -> tuple[object, ...]:
     name = f"{'- ' * (run.depth - 1)}{run.name}"
-    return run.session_id, run.run_id, name, run.status, stay, run.steps, tokens(run.usage)
+    status = "parked" if run.is_parked else run.status
+    return run.session_id, run.run_id, name, status, stay, run.steps, tokens(run.usage)

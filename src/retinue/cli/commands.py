@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from retinue.cli.options import DemoOptions, Paging, RunOptions, SessionOptions, Where
+from retinue.cli.options import AsJson, DemoOptions, Paging, RunOptions, SessionOptions, Where
 
 _PARTS: Final = {
     "run": "retinue.cli.running",
@@ -25,6 +25,10 @@ _PARTS: Final = {
     "runs_message": "retinue.cli.messages",
     "sessions_delete": "retinue.cli.changes",
     "switch": "retinue.cli.changes",
+    "trust": "retinue.cli.trust",
+    "agents_list": "retinue.cli.agents",
+    "agents_show": "retinue.cli.agents",
+    "agents_check": "retinue.cli.agents",
     "policies": "retinue.cli.about",
     "models": "retinue.cli.about",
     "config_show": "retinue.cli.about",
@@ -48,8 +52,10 @@ app: Any = App(
 )
 sessions: Any = App(name="sessions", help="The sessions on record.")
 runs: Any = App(name="runs", help="The runs of child sessions.")
+agents: Any = App(name="agents", help="The roles in files, and what is understood of them.")
 config: Any = App(name="config", help="The settings.")
 
+Folder = Annotated[str | None, Parameter(help="The workspace; else the working directory.")]
 RunId = Annotated[str, Parameter(name="ID", help="A run (r_…), or a session (s_…) for its latest run.")]
 
 
@@ -219,6 +225,61 @@ def tree(
 
 
 @app.command
+def trust(
+    paths: Annotated[
+        tuple[str, ...], Parameter(name="PATH", help="Files; by default those of the project here that need it.")
+    ] = (),
+    /,
+    *,
+    show: Annotated[bool, Parameter(name="--list", negative="", help="List what is trusted.")] = False,
+    revoke: Annotated[bool, Parameter(negative="", help="Trust these files no longer.")] = False,
+    yes: Annotated[bool, Parameter(negative="", help="Do not ask at a terminal.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print one JSON document.")] = False,
+) -> int:
+    """Trust a project's files that start commands (.mcp.json), as they are now; a changed file asks again."""
+    return _part("trust")(paths, show=show, revoke=revoke, yes=yes, as_json=json)
+
+
+@agents.command(name="list")
+def agents_list(
+    *,
+    all: Annotated[bool, Parameter(negative="", help="Also hidden, disabled, replaced and broken ones.")] = False,
+    cwd: Folder = None,
+    json: AsJson = False,
+) -> int:
+    """List the roles that hold here, in the order in which they are found."""
+    return _part("agents_list")(cwd=cwd, everything=all, as_json=json)
+
+
+@agents.command(name="show")
+def agents_show(
+    ref: Annotated[str, Parameter(name="REF", help="A role, as explorer or project:NAME.")],
+    /,
+    *,
+    cwd: Folder = None,
+    json: AsJson = False,
+) -> int:
+    """Print a role in Retinue's own format, whatever it was written in; where it comes from goes to stderr."""
+    return _part("agents_show")(ref, cwd=cwd, as_json=json)
+
+
+@agents.command(name="check")
+def agents_check(
+    path: Annotated[str | None, Parameter(name="PATH", help="A file or folder of roles; by default all.")] = None,
+    /,
+    *,
+    keys: Annotated[bool, Parameter(negative="", help="Say of each key what it means here.")] = False,
+    cwd: Folder = None,
+    json: AsJson = False,
+) -> int:
+    """Report on each file of roles: its dialect, whether it is usable, what was not understood and what to do.
+
+    Exit: 0 when nothing is an error, 1 otherwise.
+    """
+    return _part("agents_check")(path, cwd=cwd, keys=keys, as_json=json)
+
+
+@app.command
 def policies(*, json: Annotated[bool, Parameter(negative="", help="Print one JSON document.")] = False) -> int:
     """Show every switch of the five policies, and which values this version acts on."""
     return _part("policies")(as_json=json)
@@ -242,5 +303,5 @@ def doctor(*, options: Where | None = None) -> int:
     return _part("doctor")(options or Where())
 
 
-for _group in (sessions, runs, config):
+for _group in (sessions, runs, agents, config):
     app.command(_group)

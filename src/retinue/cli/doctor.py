@@ -15,7 +15,7 @@ from retinue.cli import printing
 from retinue.cli.options import Where
 from retinue.core.errors import RetinueError
 from retinue.core.policy import named, with_changes
-from retinue.models.registry import ModelRegistry
+from retinue.models.registry import ConnectionRow, ModelRegistry
 from retinue.ports import StoreError
 from retinue.settings import CONFIG, Settings, read_settings, user_config_file
 from retinue.stores.connection import MEMORY
@@ -188,9 +188,30 @@ def _model(settings: Settings) -> Check:
 
 def _keys(settings: Settings) -> list[Check]:
     try:
-        rows = ModelRegistry(settings.connections, environment=settings.environ).rows()
+        registry = ModelRegistry(settings.connections, environment=settings.environ)
     except RetinueError as error:
         return [Check("connections", "fail", error.detail, error.hint)]
+    rows = registry.rows()
+    return [
+        _providers(registry),
+        *(
+            Check(f"packages of {row.name}", "warn", f"models of {row.kind} are not installed", f"Run: {row.needs}")
+            for row in rows
+            if row.needs is not None
+        ),
+        *_keys_of(rows),
+    ]
+
+
+def _providers(registry: ModelRegistry) -> Check:
+    """Say which providers of the extra can be asked; one that nobody named is no fault."""
+    rows = registry.kinds()
+    ready = ", ".join(row.kind for row in rows if row.needs is None)
+    lacking = ", ".join(f"{row.kind} ({row.needs})" for row in rows if row.needs is not None)
+    return Check("providers", "ok", f"ready: {ready or 'none'}; not installed: {lacking or 'none'}")
+
+
+def _keys_of(rows: list[ConnectionRow]) -> list[Check]:
     return [
         Check(f"key of {row.name}", "ok", f"{row.api_key_env} is set")
         if row.key_set

@@ -5,7 +5,7 @@ from typing import Final
 
 from retinue.core.errors import RetinueError
 
-COMMANDS: Final = frozenset({"agents", "approvals", "attach", "serve", "timeline", "trust"})
+COMMANDS: Final = frozenset({"approvals", "attach", "serve", "timeline"})
 BELOW: Final = {
     "sessions": frozenset({"changes", "diff", "export", "import", "prune", "rewind"}),
 }

@@ -18,7 +18,8 @@ def require_new_session(settings: Settings, session: Mapping[str, Any]) -> None:
     policy = with_changes(named(session.get("policy", "standard")), settings.policy)
     with_changes(policy, session.get("set", {}))
     agent = session.get("agent")
-    definition = None if agent is None else Catalog(settings.home).find(agent, session["cwd"])
+    catalog = Catalog(settings.home, model_aliases=settings.model_aliases)
+    definition = None if agent is None else catalog.find(agent, session["cwd"])
     model = session.get("model") or (definition.model if definition is not None else None) or settings.model
     if model is None:
         raise RetinueError("unknown_model", NO_MODEL)

@@ -44,7 +44,10 @@ def record_of(settings: Settings) -> Generator[SQLiteStore | None]:
 
 
 def _open(settings: Settings) -> SQLiteStore | None:
-    path = settings.data_dir / DATABASE
+    folder = settings.data_dir
+    if folder.exists() and not folder.is_dir():
+        raise RetinueError("store_failed", f"{folder} is a file, not a data directory.", "Move it, or use --data-dir.")
+    path = folder / DATABASE
     if not _is_there(path):
         return None
     store = _reading(path)

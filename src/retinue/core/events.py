@@ -8,7 +8,8 @@ from typing import Any, Literal, dataclass_transform
 import msgspec
 
 from retinue.core.ids import CallId, Digest, LetterId, OutputId, Position, RunId, Seq, SessionId, StepNo, TurnNo
-from retinue.core.messages import RequestMessage, Value
+from retinue.core.messages import Kept, RequestMessage, Value
+from retinue.core.roles import Rights, Snapshot
 
 Status = Literal["queued", "running", "completed", "failed", "cancelled", "interrupted"]
 EndStatus = Literal["completed", "failed", "cancelled", "interrupted"]
@@ -61,39 +62,6 @@ class WaitingFor(Value):
     what: str
 
 
-class Rights(Value):
-    """What a session may do at most, frozen when it was opened; never widened afterwards."""
-
-    tools: tuple[str, ...] | None = None
-    """Names of the tools it may be offered; null means every tool of its profile."""
-    access: Literal["read", "write"] = "read"
-    paths: tuple[str, ...] = ()
-    max_depth: int | None = None
-    """The deepest depth a descendant may have; null means no cap."""
-    may_delegate: bool = True
-
-
-class Snapshot(Value):
-    """A definition as it was when it was frozen; later edits of its file change nothing here."""
-
-    ref: str
-    name: str
-    digest: Digest
-    description: str = ""
-    instructions: str = ""
-    model: str | None = None
-    tools: tuple[str, ...] | None = None
-    disallowed_tools: tuple[str, ...] = ()
-    access: Literal["read", "write"] | None = None
-    paths: tuple[str, ...] = ()
-    max_steps: int | None = None
-    timeout_s: float | None = None
-    effort: str | None = None
-    continuable: bool | None = None
-    spawns: tuple[str, ...] = ()
-    """Names of the definitions it may delegate to; `*` means any."""
-
-
 class RunSpec(Value):
     """What was asked for: everything needed to start the run that its Run object does not show.
 
@@ -124,6 +92,10 @@ class RunSpec(Value):
     seed: tuple[RequestMessage, ...] = ()
     """The history that the child begins with: its parent's completed turns when it was spawned (provider `fork`)."""
     seed_seq: Seq | None = None
+    system_digest: Digest | None = None
+    """The system text to begin with, where it is its parent's to the letter (provider `fork`)."""
+    opening: str | None = None
+    """What the child is told before its first instruction, where its system text is its parent's."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -154,6 +126,8 @@ class SessionOpened(Fact, tag="session.opened"):
     system_prompt: str | None = None
     definition: Snapshot | None = None
     output_schema: dict[str, Any] | None = None
+    system_digest: Digest | None = None
+    """The stored system text of every request, where the session has none of its own (provider `fork`)."""
 
 
 class ContextSeeded(Fact, tag="context.seeded"):
@@ -206,6 +180,8 @@ class MessageAssistant(Fact, tag="message.assistant"):
     tool_calls: tuple[ToolCall, ...]
     finish: str
     complete: bool
+    kept: Kept | None = None
+    """What the provider wants back with this answer in later requests; null where it wants nothing."""
 
 
 class StepClosed(Fact, tag="step.closed"):
@@ -408,6 +384,14 @@ class SessionDeleted(Fact, tag="session.deleted"):
     child_id: SessionId
 
 
+class HookFailed(Fact, tag="hook.failed"):
+    """A hook did not answer properly; `code` says how, `detail` what that meant for the call it was asked about."""
+
+    hook: str
+    code: str
+    detail: str
+
+
 class Warned(Fact, tag="warning"):
     """Something a person should know that stops nothing."""
 
@@ -439,6 +423,7 @@ AnyFact = (
     | PolicyChanged
     | SwitchChanged
     | SessionDeleted
+    | HookFailed
     | Warned
 )
 """The closed union; a `match` over it ends in `assert_never`."""

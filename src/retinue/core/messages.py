@@ -27,12 +27,23 @@ class RequestCall(Value):
     arguments: dict[str, Any]
 
 
+class Kept(Value):
+    """What a provider wants back with an answer that it gave: its thinking parts with their signatures, as JSON.
+
+    Only a model of the same `kind` (the connection's, as `anthropic`) can read `body`; every other one leaves it out.
+    """
+
+    kind: str
+    body: str
+
+
 class AssistantText(Value, tag="assistant"):
     """An assistant message of a request; each of its calls is followed by its `ToolText`."""
 
     text: str
     reasoning: str = ""
     tool_calls: tuple[RequestCall, ...] = ()
+    kept: Kept | None = None
 
 
 class ToolText(Value, tag="tool"):

@@ -187,14 +187,12 @@ TABLE: Final = (
         "bool",
         (True, True, False, False, False),
         "a parent's model may choose a model",
-        honoured=_NOT_YET,
     ),
     _key(
         "rights.inline_roles",
         "bool",
         (True, True, True, False, False),
         "a parent's model may write a role",
-        honoured=_NOT_YET,
     ),
     _key(
         "rights.context_modes",
@@ -202,7 +200,6 @@ TABLE: Final = (
         (ALL_MODES, ("none",), ("none", "fork"), ("none",), ALL_MODES[:-1]),
         "what of the parent's history a child may get",
         choices=ALL_MODES,
-        honoured=_NOT_YET,
     ),
     _key(
         "rights.delegating_profiles",
@@ -242,7 +239,6 @@ TABLE: Final = (
         ("deny", "deny", "deny", "deny", "allow"),
         "what a failed decision hook means",
         choices=("deny", "allow"),
-        honoured=_NOT_YET,
     ),
 )
 KEYS: Final = {key.name: key for key in TABLE}
@@ -278,7 +274,7 @@ class Policy(Value):
 def named(name: str) -> Policy:
     """Return a policy by name; refuse unknown names (`invalid`).
 
-    A named policy may carry values of `rights.` and `hooks.` that no code acts on yet (CONTRACT section 3).
+    A named policy may carry values of `rights.` that no code acts on yet (CONTRACT section 3).
     """
     if name not in NAMES:
         raise RetinueError("invalid", f"There is no policy {name!r}.", f"Choose one of {', '.join(NAMES)}.")

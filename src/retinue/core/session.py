@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from retinue.core.context import assistant_text, boundary_order, tool_text
+from retinue.core.context import HOOK_DENIED, assistant_text, boundary_order, is_instruction, tool_text
 from retinue.core.events import (
     ContextCompacted,
     ContextSeeded,
@@ -27,7 +27,7 @@ from retinue.core.events import (
     Usage,
     Value,
 )
-from retinue.core.ids import CallId, LetterId, RunId, SessionId, TurnNo
+from retinue.core.ids import CallId, Digest, LetterId, RunId, SessionId, TurnNo
 from retinue.core.messages import RequestMessage, UserText
 from retinue.core.run import usage_of_request
 from retinue.core.text import estimate_tokens
@@ -133,6 +133,10 @@ class Session:
         self.completed: tuple[RequestMessage, ...] = ()
         """The history up to the last closed turn: what a fork begins with."""
         self.completed_seq = 0
+        self.system_digest = header.system_digest
+        """The stored system text that requests begin with, where it is a parent's; none once notes took its turns."""
+        self.prompt_digest: Digest | None = None
+        """The system text of the last request."""
         self._known_tokens = 0
         self._known_messages = 0
         self.waiting_input: list[MessageUser] = []
@@ -202,6 +206,7 @@ class Session:
         """Fold a boundary: answers, then people, then letters enter the history."""
         self._cross_boundary()
         self.requests += 1
+        self.prompt_digest = fact.prompt_digest
         if self.turn is not None:
             self.turn.steps += 1
             self.turn.step_open = fact
@@ -247,6 +252,7 @@ class Session:
         self.messages = [UserText(text=fact.text), *self.messages[len(self.messages) - fact.kept :]]
         self._known_tokens = 0
         self._known_messages = 0
+        self.system_digest = None
 
     def next_request_tokens(self, fixed_tokens: int = 0) -> int:
         """Return an estimate of the next request: the last one reported, and bytes/3 of what came since.
@@ -321,6 +327,9 @@ class Session:
 
     def close_turn(self, fact: TurnClosed) -> None:
         """Fold a turn's end: what was admitted and not yet shown stays in the history."""
+        if fact.reason == HOOK_DENIED:
+            # What a hook turned away is on record, and no later request shows it.
+            self.waiting_input = [said for said in self.waiting_input if not is_instruction(said)]
         self._cross_boundary()
         self.completed = tuple(self.messages)
         self.completed_seq = self.seq

@@ -16,6 +16,7 @@ from retinue.core.events import (
     ContextCompacted,
     ContextSeeded,
     Event,
+    HookFailed,
     LetterAbsorbed,
     LetterQueued,
     MessageAssistant,
@@ -201,7 +202,7 @@ class State:
 
     def _fold(self, session: Session, fact: AnyFact) -> None:
         match fact:
-            case SessionOpened() | ToolStarted() | Warned() | SwitchChanged():
+            case SessionOpened() | ToolStarted() | HookFailed() | Warned() | SwitchChanged():
                 pass
             case RunQueued() | RunStarted() | RunSettled() | RunWaiting() | RunResumed():
                 self._fold_run(session, fact)

@@ -1,4 +1,4 @@
-"""What is wrong with a definition file, as a value and as an exception; it reads no file."""
+"""What is said of a definition file, as values and as an exception; it reads no file."""
 
 from typing import Literal
 
@@ -7,6 +7,8 @@ import msgspec
 from retinue.core.events import Value
 
 Severity = Literal["error", "warning", "note"]
+Layer = Literal["project", "user", "builtin"]
+Status = Literal["good", "broken", "disabled", "replaced"]
 
 
 class Diagnostic(Value):
@@ -28,6 +30,36 @@ class Diagnostic(Value):
     def __str__(self) -> str:
         """Return it as one line: `path:line: cause Remedy`."""
         return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.cause} {self.remedy}"
+
+
+class KeyReport(Value):
+    """What one key of a definition file means here, or why it is ignored."""
+
+    key: str
+    """As it was written."""
+    line: int
+    understood: bool
+    meaning: str
+    """What it means here; where it is not understood, why it is ignored or what is wrong with it."""
+
+
+class FileReport(Value):
+    """Everything there is to say of one definition in one file, or of a file or folder that holds none."""
+
+    path: str
+    dialect: str
+    layer: Layer
+    name: str | None
+    """Null for a folder, and for a file that is ignored as a whole."""
+    ref: str | None
+    """What reaches this definition alone; null where `name` is."""
+    status: Status
+    keys: tuple[KeyReport, ...]
+    findings: tuple[Diagnostic, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it with every key present."""
+        return dict(msgspec.to_builtins(self))
 
 
 class Finding(Value):

@@ -7,7 +7,8 @@ and `<example>` blocks there.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from ruamel.yaml import YAML
@@ -31,6 +32,18 @@ _CLOSES: Final = re.compile(r"</example\b")
 Tree = str | list[Any] | dict[str, Any]
 
 
+class Plain(str):
+    """A scalar that was written without quotes: it may be meant as a number or a switch."""
+
+    __slots__ = ()
+
+
+class Bare(Plain):
+    """A number or a switch of a format that tells these from texts."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One key of the front matter as it was written, its value, its line in the file."""
@@ -38,6 +51,12 @@ class Entry:
     key: str
     value: Tree
     line: int
+    inner: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Where the value is a map: the lines of its keys, as far as they are known."""
+
+    def line_of(self, key: str) -> int:
+        """Return the line of one key of the value, else that of the value."""
+        return self.inner.get(key, self.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +69,7 @@ class Document:
 
 def read_document(data: bytes) -> Document:
     """Return the parts of a definition file. Raises `Broken` with the line and the cause."""
-    lines = _LINE_END.split(_text(data))
+    lines = lines_of(text_of(data))
     first = next((number for number, line in enumerate(lines) if line.strip()), None)
     if first is None:
         raise Broken(1, "The file is empty.", "Write front matter with a description, then the instructions.")
@@ -69,7 +88,13 @@ def read_document(data: bytes) -> Document:
     return Document(entries=_entries(front, first + 2), body="\n".join(lines[last + 1 :]).strip("\n"))
 
 
-def _text(data: bytes) -> str:
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text, whichever way each of them ends."""
+    return _LINE_END.split(text)
+
+
+def text_of(data: bytes) -> str:
+    """Return a file's text without a byte order mark. Raises `Broken` for what is too large, binary or not UTF-8."""
     if len(data) > FILE_BYTES_MAX:
         raise Broken(None, f"The file is larger than {FILE_BYTES_MAX // 1024} KiB.", "Shorten it.")
     if b"\0" in data:
@@ -120,15 +145,25 @@ def _mapping(text: str, first_line: int) -> list[Entry]:
     entries: list[Entry] = []
     for key, value in pairs:
         line = first_line + int(key.start_mark.line)
-        entries.append(Entry(key=_key(key, first_line), value=_tree(value, first_line, 0), line=line))
+        name, tree = _key(key, first_line), _tree(value, first_line, 0)
+        entries.append(Entry(key=name, value=tree, line=line, inner=_inner(value, first_line)))
     return entries
+
+
+def _inner(node: Any, first_line: int) -> dict[str, int]:
+    if not isinstance(node, MappingNode):
+        return {}
+    pairs = cast("list[tuple[Any, Any]]", node.value)
+    return {str(key.value): first_line + int(key.start_mark.line) for key, _ in pairs}
 
 
 def _compose(text: str, first_line: int) -> Any:
     if text.count("[") + text.count("{") > BRACKETS_MAX:
         raise Broken(first_line, f"The front matter has more than {BRACKETS_MAX} brackets.", "Use flat values.")
     try:
-        return cast("Any", YAML(typ="safe", pure=True)).compose(text)
+        reader = cast("Any", YAML(typ="safe", pure=True))
+        reader.composer.warn_double_anchors = False  # anchors are refused anyway, with their line
+        return reader.compose(text)
     except MarkedYAMLError as error:
         fault = cast("Any", error)
         mark: Any = fault.problem_mark or fault.context_mark
@@ -159,7 +194,7 @@ def _tree(node: Any, first_line: int, depth: int) -> Tree:
     if isinstance(node, MappingNode):
         pairs = cast("list[tuple[Any, Any]]", node.value)
         return {_key(key, first_line): _tree(value, first_line, depth + 1) for key, value in pairs}
-    return str(node.value)
+    return str(node.value) if node.style else Plain(node.value)
 
 
 def _refuse_anchor(node: Any, first_line: int) -> None:

@@ -1,9 +1,10 @@
 """The tool names of other dialects and what they are called here; it offers no tool."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
-READING: Final = ("read_file", "list_dir", "grep")
+READING: Final = ("read_file", "list_dir", "grep", "load_skill")
 """The workspace tools of this version."""
 
 DELEGATING: Final = frozenset(
@@ -21,16 +22,18 @@ DELEGATING: Final = frozenset(
 
 EVERYTHING: Final = frozenset({"*", "all"})
 """Words that mean no list at all."""
+CONNECTOR: Final = "mcp__"
+"""How the name of a connector's tool begins: `mcp__SERVER__TOOL`."""
 
 _SPELLINGS: Final = {
     "read_file": ("read", "view", "cat", "readfile", "read_files", "read_many_files", "notebookread"),
     "list_dir": ("ls", "list", "listdir", "list_directory", "list_files", "glob", "find"),
-    "grep": ("search", "search_file_content", "search_files", "rg", "ripgrep"),
+    "grep": ("search", "search_file_content", "search_files", "grep_search", "rg", "ripgrep"),
     "write_file": ("write", "create", "writefile"),
-    "edit_file": ("edit", "multiedit", "multi_edit", "notebookedit", "replace", "apply_patch", "str_replace"),
+    "edit_file": ("edit", "multiedit", "multi_edit", "notebookedit", "replace", "patch", "apply_patch", "str_replace"),
     "shell": ("bash", "execute", "run_shell_command", "run_command", "terminal", "exec"),
-    "load_skill": ("skill", "skills"),
-    "web_fetch": ("webfetch", "fetch"),
+    "load_skill": ("skill", "skills", "activate_skill"),
+    "web_fetch": ("webfetch", "fetch", "fetch_url"),
     "spawn_agent": ("task", "agent", "subagent"),
     "list_agents": ("agent_search",),
     "wait_agent": ("wait_agents",),
@@ -47,7 +50,21 @@ def split_names(text: str) -> list[str]:
     return _ITEM.findall(text)
 
 
-def tool_name(written: str) -> tuple[str, bool]:
-    """Return what a tool is called here (as written where no dialect's name matches), and whether it was restricted."""
+def tool_names(
+    written: str, spellings: Mapping[str, tuple[str, ...]], server: re.Pattern[str] | None = None
+) -> tuple[tuple[str, ...], bool]:
+    """Return what a tool is called here (as written where nothing matches), and whether it was restricted.
+
+    `spellings` are a dialect's own names, in lower case; `server` finds the groups `server` and `tool` in the name of a
+    connector's tool, where the dialect writes those in another way.
+    """
     name, restricted, _ = written.partition("(")
-    return _HERE.get(name.lower(), name), bool(restricted)
+    lower = name.lower()
+    if name.startswith(CONNECTOR):
+        return (name,), bool(restricted)
+    if lower in spellings:
+        return spellings[lower], bool(restricted)
+    if lower in _HERE:
+        return (_HERE[lower],), bool(restricted)
+    found = server and server.fullmatch(name)
+    return (f"{CONNECTOR}{found['server']}__{found['tool']}" if found else name,), bool(restricted)

@@ -200,7 +200,7 @@ def _sentence(endpoint: Endpoint, answer: HttpAnswer, model: str, wait_s: float 
         return _key_sentence(endpoint, status, words)
     if status == 404:
         return (
-            f"{where} does not know the model {model!r}, or is no chat-completions address (HTTP 404: {words});"
+            f"{where} does not know the model {model!r}, or is no address of models (HTTP 404: {words});"
             " check the model's name and the base URL."
         )
     if status == 429:

@@ -78,7 +78,7 @@ class OpenAIModel(Model):
         self._headers = dict(headers or {})
         self._options = options or HttpOptions()
         self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane] = weakref.WeakKeyDictionary()
-        secrets = [api_key or "", *_words(self._headers.values()), urlsplit(base_url).password or ""]
+        secrets = [api_key or "", *secret_words(self._headers.values()), urlsplit(base_url).password or ""]
         self._endpoint = Endpoint(
             shown=shown_url(self._url),
             key_env=key_env,
@@ -203,6 +203,6 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
             await response.content.read(1024)
 
 
-def _words(values: Iterable[str]) -> list[str]:
+def secret_words(values: Iterable[str]) -> list[str]:
     """Return header values and, where one is a scheme with its credentials, these alone."""
     return [word for value in values for word in (value, value.partition(" ")[2])]

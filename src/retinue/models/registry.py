@@ -9,6 +9,7 @@ import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Value
+from retinue.models.kinds import ALIASES, AWS_KEY, KINDS, missing, require_installed, require_region
 from retinue.models.retry import RetryingModel
 from retinue.models.scripted import ScriptedModel, load_script
 from retinue.ports import Clock, Model, Models
@@ -20,9 +21,9 @@ _MODULES: Final = {
     "openai": "retinue.models.openai",
     "times": "retinue.models.unanswered",
     "offline": "retinue.models.offline",
+    "extra": "retinue.models.extra",
 }
 """Kind → module, imported when it is first needed: a name alone must load no HTTP library."""
-_EXTRA: Final = frozenset({"anthropic", "google", "gemini", "bedrock"})
 _RESERVED: Final = frozenset({"scripted", "offline"})
 _TIMES: Final = ("connect_timeout_s", "first_chunk_timeout_s", "idle_timeout_s", "request_timeout_s")
 TIMEOUT_MAX_S: Final = 86_400.0
@@ -50,7 +51,7 @@ class Connection(Value, forbid_unknown_fields=True):
 
 
 class ConnectionRow(Value):
-    """A connection as a list shows it; never a key."""
+    """A connection as a list shows it; never a key. `needs` is the command that installs what it lacks."""
 
     name: str
     kind: str
@@ -58,6 +59,7 @@ class ConnectionRow(Value):
     models: tuple[str, ...]
     api_key_env: str | None
     key_set: bool
+    needs: str | None = None
 
 
 class ModelRegistry(Models):
@@ -107,10 +109,8 @@ class ModelRegistry(Models):
             return self._once("offline", lambda: _loaded("offline", "OfflineModel")()), "offline"
         if prefix == "scripted" and rest:
             return self._once(name, lambda: self._retrying(self._scripted(rest))), rest
-        if prefix in self._connections:
+        if prefix in self._connections or ALIASES.get(prefix, prefix) in KINDS:
             return self._connected(name, prefix, rest)
-        if prefix in _EXTRA:
-            raise _extra(prefix)
         raise self._unknown(f"There is no model {name!r}.")
 
     def room_tokens(self, name: str) -> int:
@@ -121,17 +121,25 @@ class ModelRegistry(Models):
 
     def rows(self) -> list[ConnectionRow]:
         """Return every connection, by name."""
-        return [
-            ConnectionRow(
-                name=name,
-                kind=connection.kind,
-                base_url=connection.base_url,
-                models=connection.models,
-                api_key_env=connection.api_key_env,
-                key_set=self._key(connection) is not None,
-            )
-            for name, connection in sorted(self._connections.items())
-        ]
+        return [self._row(name, connection) for name, connection in sorted(self._connections.items())]
+
+    def kinds(self) -> list[ConnectionRow]:
+        """Return the kinds that can be asked under their own names without a connection, those of an extra."""
+        return [self._row(kind, Connection(kind=kind)) for kind in KINDS if kind not in self._connections]
+
+    def _row(self, name: str, connection: Connection) -> ConnectionRow:
+        connection = self._own_address(connection)
+        known = KINDS.get(connection.kind)
+        amazon = connection.kind == "bedrock" and connection.api_key_env is None
+        return ConnectionRow(
+            name=name,
+            kind=connection.kind,
+            base_url=connection.base_url,
+            models=connection.models,
+            api_key_env=AWS_KEY if amazon else connection.api_key_env,
+            key_set=self._key(connection) is not None or self._has_keys(connection),
+            needs=known.install if known is not None and missing(known) else None,
+        )
 
     async def aclose(self) -> None:
         """Close every model that this registry made; idempotent."""
@@ -140,9 +148,8 @@ class ModelRegistry(Models):
             await model.aclose()
 
     def _connected(self, name: str, prefix: str, rest: str) -> tuple[Model, str]:
-        connection = self._connections[prefix]
-        if connection.kind != "openai":
-            raise _extra(connection.kind)
+        connection = self._connections.get(prefix) or Connection(kind=ALIASES.get(prefix, prefix))
+        connection = self._own_address(connection)
         if not rest:
             raise self._unknown(f"{name!r} names a connection but no model: write {prefix}:MODEL.")
         if connection.models and rest not in connection.models:
@@ -150,6 +157,8 @@ class ModelRegistry(Models):
             raise RetinueError(
                 "unknown_model", f"The connection {prefix!r} has no model {rest!r}.", f"It has: {known}."
             )
+        if connection.kind != "openai":
+            return self._once(prefix, lambda: self._retrying(self._extra(name, connection))), rest
         if connection.base_url == OPENAI_URL and self._key(connection) is None:
             variable = connection.api_key_env or "an api_key_env"
             raise RetinueError(
@@ -167,21 +176,56 @@ class ModelRegistry(Models):
         return model if self._clock is None else RetryingModel(model, self._clock)
 
     def _openai(self, connection: Connection) -> Model:
-        options = _loaded("openai", "HttpOptions")
-        limits = {} if connection.concurrency is None else {"concurrency": connection.concurrency}
-        times = {name: limit for name in _TIMES if (limit := getattr(connection, name)) is not None}
         return _loaded("openai", "OpenAIModel")(
             connection.base_url,
             self._key(connection),
             key_env=connection.api_key_env,
             headers=connection.headers,
-            options=options(
-                times=_loaded("times", "TimeLimits")(**times),
-                stream=connection.stream,
-                send_reasoning=connection.send_reasoning,
-                **limits,
-            ),
+            options=_options(connection),
         )
+
+    def _extra(self, name: str, connection: Connection) -> Model:
+        """Return the model of a provider that comes with an extra; raise `unsupported` or `unknown_model`."""
+        kind, key = connection.kind, self._key(connection)
+        require_installed(kind, KINDS[kind])
+        if kind == "bedrock":
+            require_region(name, self._environment)
+        if key is None and connection.base_url is None and not self._has_keys(connection):
+            variable = connection.api_key_env or " or ".join(KINDS[kind].keys[:2])
+            detail = f"The model {name!r} needs a key, but {variable} is not set."
+            raise RetinueError("unknown_model", detail, f"Set {variable}.")
+        access = _loaded("extra", "Access")(
+            kind=kind,
+            base_url=connection.base_url,
+            api_key=key,
+            key_env=connection.api_key_env,
+            headers=connection.headers,
+            environment=self._amazon() if kind == "bedrock" else {},
+        )
+        return _loaded("extra", "ExtraModel")(access, _options(connection))
+
+    def _amazon(self) -> dict[str, str]:
+        return {name: value for name, value in self._environment.items() if name.startswith("AWS_")}
+
+    def _has_keys(self, connection: Connection) -> bool:
+        """Return whether Amazon's own variables say who asks: they may name a file or a role in place of a key."""
+        if connection.kind != "bedrock" or connection.api_key_env:
+            return False
+        return any(map(self._environment.get, KINDS["bedrock"].keys))
+
+    def _own_address(self, connection: Connection) -> Connection:
+        """Return a connection with its kind's own variables, where it names neither an address nor a key.
+
+        So that a key goes to no address but the one it belongs to.
+        """
+        kind = connection.kind
+        if kind not in KINDS or connection.base_url or connection.api_key_env:
+            return connection
+        known = KINDS[kind]
+        variable = next((name for name in known.keys if self._environment.get(name)), known.keys[0])
+        url = self._environment.get(known.url_env) if known.url_env else None
+        key_env = None if kind == "bedrock" else variable
+        return msgspec.structs.replace(connection, base_url=url or None, api_key_env=key_env)
 
     def _default_openai(self) -> Connection:
         """Return the connection `openai`: the environment goes before the settings, both before the default."""
@@ -208,21 +252,43 @@ def _connection(name: str, table: Any) -> Connection:
         connection = table
     else:
         try:
-            connection = msgspec.convert(table, Connection)
+            connection = msgspec.convert(_with_kind(name, table), Connection)
         except msgspec.ValidationError as error:
             raise RetinueError("invalid", f"The connection {name!r} is wrong: {error}.") from error
     if ":" in name or name in _RESERVED:
         raise RetinueError(
             "invalid", f"A connection cannot be called {name!r}.", "Choose another name without a colon."
         )
-    if connection.kind not in {"openai", *_EXTRA}:
-        raise RetinueError(
-            "invalid", f"The connection {name!r} has the unknown kind {connection.kind!r}.", "Use openai."
-        )
+    connection = msgspec.structs.replace(connection, kind=ALIASES.get(connection.kind, connection.kind))
     _require_limits(name, connection)
-    if connection.base_url is None and name != "openai":
+    if connection.kind != "openai":
+        _require_extra(name, connection)
+    elif connection.base_url is None and name != "openai":
         return msgspec.structs.replace(connection, base_url=OPENAI_URL)
     return connection
+
+
+def _with_kind(name: str, table: Any) -> Any:
+    """Return a table with the kind that its name says, where it names neither a kind nor an address."""
+    if ALIASES.get(name, name) not in KINDS or not isinstance(table, dict) or {"kind", "base_url"} & table.keys():
+        return cast("Any", table)
+    return {"kind": name, **cast("dict[str, Any]", table)}
+
+
+def _require_extra(name: str, connection: Connection) -> None:
+    kind = connection.kind
+    if kind not in KINDS:
+        detail = f"The connection {name!r} has the unknown kind {kind!r}."
+        raise RetinueError("invalid", detail, f"Use one of: {', '.join(['openai', *KINDS])}.")
+    refused = {
+        "stream": not connection.stream,
+        "send_reasoning": connection.send_reasoning,
+        "headers": bool(connection.headers) and not KINDS[kind].headers,
+        "base_url": connection.base_url is not None and KINDS[kind].url is None,
+    }
+    for key in (key for key, is_so in refused.items() if is_so):
+        detail = f"The connection {name!r} sets {key}, which connections of kind {kind!r} do not know."
+        raise RetinueError("invalid", detail, f"Leave {key} out.")
 
 
 def _require_limits(name: str, connection: Connection) -> None:
@@ -235,9 +301,15 @@ def _require_limits(name: str, connection: Connection) -> None:
             raise RetinueError("invalid", detail, "Leave it out, or give seconds.")
 
 
-def _extra(kind: str) -> RetinueError:
-    detail = f"Models of {kind!r} come with the providers extra, which this version does not have yet."
-    return RetinueError("unsupported", detail, "Use an OpenAI-compatible address of the same provider as a connection.")
+def _options(connection: Connection) -> Any:
+    limits = {} if connection.concurrency is None else {"concurrency": connection.concurrency}
+    times = {name: limit for name in _TIMES if (limit := getattr(connection, name)) is not None}
+    return _loaded("openai", "HttpOptions")(
+        times=_loaded("times", "TimeLimits")(**times),
+        stream=connection.stream,
+        send_reasoning=connection.send_reasoning,
+        **limits,
+    )
 
 
 def _loaded(kind: str, name: str) -> Callable[..., Any]:

@@ -55,14 +55,14 @@ def _assistant(message: AssistantText, *, send_reasoning: bool) -> list[dict[str
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": _name(call.name), "arguments": msgspec.json.encode(call.arguments).decode()},
+                "function": {"name": usable_name(call.name), "arguments": msgspec.json.encode(call.arguments).decode()},
             }
             for call in message.tool_calls
         ]
     return [body]
 
 
-def _name(name: str) -> str:
+def usable_name(name: str) -> str:
     """Return a name that every provider takes back: models invent empty and odd ones."""
     return _UNUSABLE.sub("_", name)[:NAME_MAX_CHARS] or "unnamed_tool"
 

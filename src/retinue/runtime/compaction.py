@@ -129,6 +129,7 @@ def size_bytes(message: RequestMessage) -> int:
     size = len(message.text.encode())
     if isinstance(message, AssistantText):
         size += sum(len(msgspec.json.encode(call.arguments)) + len(call.name) for call in message.tool_calls)
+        size += 0 if message.kept is None else len(message.kept.body.encode())
     return size
 
 

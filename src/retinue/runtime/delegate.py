@@ -11,21 +11,29 @@ import msgspec
 from retinue.core.decide.runs import Spawn, require_depth
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delivery, Rights, RunSpec, SessionOpened, Snapshot
-from retinue.core.ids import CallId, RunId, Seq, SessionId
+from retinue.core.ids import CallId, Digest, RunId, Seq, SessionId
+from retinue.core.messages import RequestMessage
 from retinue.core.policy import Policy
 from retinue.core.session import Session
 from retinue.core.state import depth_cap
 from retinue.core.text import is_storable
 from retinue.ports import Definitions, Executor, Ids, Models
+from retinue.runtime.hooks import Hooks
 from retinue.runtime.journal import Journal
 from retinue.runtime.outputs import require_schema
-from retinue.runtime.prompt import blob, environment
+from retinue.runtime.packing import ContextRequest, read_context, require_mode, task_text
+from retinue.runtime.prompt import PromptTexts, fork_notes
 from retinue.runtime.providers import Capability, Provider, Providers
-from retinue.runtime.toolset import SPAWN, Toolset
+from retinue.runtime.record import Record
+from retinue.runtime.rights import child_rights, is_told_roles, loads_skills
+from retinue.runtime.texts import Texts
+from retinue.runtime.toolset import Toolset
 
 NAME_MAX_CHARS: Final = 64
 PROMPT_MAX_CHARS: Final = 200_000
 INHERIT: Final = "inherit"
+WORKER: Final = "builtin:worker"
+"""The role of a child that none is named for, under the policy `roster` (CONTRACT section 4)."""
 
 
 class SpawnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,137 +70,207 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId | None = None
 
 
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """What children are made from."""
+
+    definitions: Definitions
+    models: Models
+    tools: Toolset
+    record: Record
+    stored: Texts
+    texts: PromptTexts
+
+
 class Delegation:
     """Prepares children."""
 
-    def __init__(
-        self, journal: Journal, definitions: Definitions, models: Models, tools: Toolset, outside: tuple[Executor, Ids]
-    ) -> None:
+    def __init__(self, journal: Journal, sources: Sources, hooks: Hooks, outside: tuple[Executor, Ids]) -> None:
         """Wire it."""
         self.providers: Final = Providers()
         self._journal = journal
-        self._definitions = definitions
-        self._models = models
-        self._tools = tools
+        self._sources = sources
+        self._hooks = hooks
         self._executor, self._ids = outside
 
     async def prepare(self, parent_id: SessionId, request: SpawnRequest, way: Way) -> Spawn:
-        """Return the decision that spawns this child; refuse what is wrong or not built yet, leaving nothing behind."""
+        """Return the decision that spawns this child; refuse what is wrong or not built yet, leaving nothing behind.
+
+        Hooks are asked last, with everything settled, and before the child is admitted (`denied_hook`).
+        """
         parent = self._journal.state.sessions[parent_id]
-        header = parent.header
-        policy = self._journal.state.policy(header.root_id)
+        policy = self._journal.state.policy(parent.header.root_id)
         _require_supported(request)
-        if request.output_schema is not None:
-            await self._executor.run(require_schema, request.output_schema)
-        provider = self._provider(request, way, policy)
+        _require_allowed(request, way, policy)
         _require_depth(parent, policy, request.max_depth)
-        seed = tuple(parent.completed) if provider.seeded else ()
-        seed_seq = Seq(parent.completed_seq) if provider.seeded else None
-        definition = await self._definition(request.agent, header.cwd)
+        spawn = await self._spawn(parent, request, way, policy)
+        await self._ask(parent, spawn)
+        return spawn
+
+    async def _spawn(self, parent: Session, request: SpawnRequest, way: Way, policy: Policy) -> Spawn:
+        header = parent.header
+        context = read_context(request.context)
+        require_mode(context.mode, policy)
+        definition = await self._definition(request.agent, header.cwd, policy)
         _require_spawnable(header.definition, definition)
+        provider = self._provider(request, definition, context, way)
+        if provider.seeded:
+            require_mode("fork", policy)
+        schema = _first(request.output_schema, definition and definition.output_schema)
+        if schema is not None:
+            await self._executor.run(require_schema, schema)
         cwd = header.cwd
         if request.cwd is not None:
             cwd = await self._executor.run(_inside, header.cwd, request.cwd)
-        model = self._model(request, definition, header)
-        world = blob(environment(cwd, header.depth + 1).encode())
+        begin = self._fork(parent, request, provider, is_same=definition is None and cwd == header.cwd)
+        rights = self._rights(parent, policy, request, definition)
+        digest, blobs = await self._environment(parent, policy, (cwd, rights), definition)
+        limits = _limits(request, definition, policy)
         spec = RunSpec(
-            prompt=_task(request),
+            prompt=await task_text(request.prompt, context, self._sources.record, parent.session_id),
             delivery=way.delivery,
             system_prompt=_persona(request, definition, header),
-            max_steps=_limit(request.max_steps, definition and definition.max_steps, policy.number("life.max_steps")),
-            timeout_s=_limit(
-                request.timeout_s, definition and definition.timeout_s, policy.number("life.run_timeout_s")
-            ),
+            max_steps=limits[0],
+            timeout_s=limits[1],
             effort=_first(definition and definition.effort, header.effort),
             cancel_with_parent=_flag(request.cancel_with_parent, way),
-            rights=self._rights(_cap_now(header.rights, parent, policy), request, definition),
+            rights=rights,
             definition=definition,
             profile=header.profile,
             approval=header.approval,
-            environment_digest=world.digest,
-            output_schema=request.output_schema,
-            seed=seed,
-            seed_seq=seed_seq,
+            environment_digest=digest,
+            output_schema=schema,
+            seed=begin.seed,
+            seed_seq=begin.seed_seq,
+            system_digest=begin.system_digest,
+            opening=begin.opening,
         )
         return Spawn(
             run_id=RunId(self._ids.new("r")),
             session_id=way.session_id or SessionId(self._ids.new("s")),
-            parent_id=parent_id,
+            parent_id=parent.session_id,
             root_run_id=RunId(self._ids.new("r")),
             call_id=way.call_id,
             name=_name(request, definition),
-            model=model,
+            model=self._model(request, definition, header),
             cwd=cwd,
             continuable=_continuable(request, definition, way, policy),
             spec=spec,
             stamp=self._journal.stamp(),
             provider=provider.name,
-            blobs=((world.digest, world.body),),
+            blobs=blobs,
         )
 
-    def _provider(self, request: SpawnRequest, way: Way, policy: Policy) -> Provider:
+    async def _ask(self, parent: Session, spawn: Spawn) -> None:
+        point = "agent.subagent.spawn.before"
+        if not self._hooks.wants(point):
+            return
+        spec = spawn.spec
+        data = {
+            "session_id": spawn.session_id,
+            "call_id": spawn.call_id,
+            "name": spawn.name,
+            "agent": None if spec.definition is None else spec.definition.ref,
+            "model": spawn.model,
+            "provider": spawn.provider,
+            "cwd": spawn.cwd,
+            "prompt": spec.prompt,
+            "system_prompt": spec.system_prompt,
+            "tools": spec.rights.tools,
+            "continuable": spawn.continuable,
+        }
+        reason = await self._hooks.denied(point, parent, data)
+        if reason is not None:
+            raise RetinueError("denied_hook", f"A hook denied the child: {reason}", "No child was created.")
+
+    def _provider(
+        self, request: SpawnRequest, definition: Snapshot | None, context: ContextRequest, way: Way
+    ) -> Provider:
         """Return the provider that is meant: the one named, or `fork` where the context mode says so."""
-        mode = request.context.get("mode", "none") if isinstance(request.context, dict) else "none"
+        role = definition or Snapshot(ref="", name="", digest=Digest(""))
         asked: dict[Capability, object] = {
-            "output_schema": request.output_schema,
+            "output_schema": _first(request.output_schema, role.output_schema),
             "depth": request.max_depth,
-            "tool_filter": request.tools,
-            "persona": request.system_prompt,
+            "tool_filter": _first(request.tools, role.tools, role.disallowed_tools or None),
+            "persona": _first(request.system_prompt, role.instructions or None),
         }
         wanted: frozenset[Capability] = frozenset(what for what, value in asked.items() if value is not None)
-        provider = self.providers.find("fork" if mode == "fork" else way.provider, wanted)
-        if provider.seeded and "fork" not in policy["rights.context_modes"]:
-            allowed = ", ".join(policy["rights.context_modes"])
-            raise RetinueError("denied", "The context mode fork is not allowed here.", f"Allowed are: {allowed}.")
-        return provider
+        return self.providers.find("fork" if context.mode == "fork" else way.provider, wanted)
 
-    async def _definition(self, ref: str | None, cwd: str) -> Snapshot | None:
-        return None if ref is None else await self._executor.run(self._definitions.find, ref, cwd)
+    def _fork(self, parent: Session, request: SpawnRequest, provider: Provider, *, is_same: bool) -> "_Beginning":
+        """Return the history that a seeded child begins with, and its parent's system text where that holds for it.
+
+        With both the same to the letter, a provider that caches prefixes has read a fork's beginning already.
+        """
+        if not provider.seeded:
+            return _Beginning()
+        seed, seq = tuple(parent.completed), Seq(parent.completed_seq)
+        plain = is_same and request.system_prompt is None and parent.header.output_schema is None
+        if not plain or parent.prompt_digest is None:
+            return _Beginning(seed=seed, seed_seq=seq)
+        notes = fork_notes(self._sources.texts, request.output_schema)
+        return _Beginning(seed=seed, seed_seq=seq, system_digest=parent.prompt_digest, opening=notes)
+
+    async def _definition(self, ref: str | None, cwd: str, policy: Policy) -> Snapshot | None:
+        wanted = WORKER if ref is None and policy.name == "roster" else ref
+        return None if wanted is None else await self._executor.run(self._sources.definitions.find, wanted, cwd)
 
     def _model(self, request: SpawnRequest, definition: Snapshot | None, header: SessionOpened) -> str:
         """Explicit argument, then definition, then parent; an unknown name is refused before the run."""
         wanted = request.model or (definition.model if definition is not None else None)
         if wanted is None or wanted == INHERIT:
             return header.model
-        self._models.find(wanted)
+        self._sources.models.find(wanted)
         return wanted
 
-    def _rights(self, mine: Rights, request: SpawnRequest, definition: Snapshot | None) -> Rights:
-        known = [name for name, tool in self._tools.tools.items() if tool.group != "agents"]
-        allowed = known if mine.tools is None else list(mine.tools)
-        delegating = mine.may_delegate
-        if definition is not None:
-            delegating = delegating and bool(definition.spawns) and SPAWN not in definition.disallowed_tools
-            if definition.tools is not None:
-                allowed = [name for name in allowed if name in definition.tools]
-            allowed = [name for name in allowed if name not in definition.disallowed_tools]
-        if request.tools is not None:
-            self._require_known(request.tools)
-            delegating = delegating and SPAWN in request.tools
-            allowed = [name for name in allowed if name in request.tools]
-        untouched = mine.tools is None and allowed == known
-        caps = [cap for cap in (mine.max_depth, request.max_depth) if cap is not None]
-        return Rights(
-            tools=None if untouched else tuple(allowed),
-            access="read",
-            max_depth=min(caps) if caps else None,
-            may_delegate=delegating,
-        )
+    def _rights(self, parent: Session, policy: Policy, request: SpawnRequest, definition: Snapshot | None) -> Rights:
+        """Return a child's rights, from what its parent may now."""
+        mine = parent.header.rights
+        of_root = parent.header.parent_id is None
+        rights = child_rights(mine, self._sources.tools, definition, request.tools, of_root=of_root)
+        caps = [cap for cap in (depth_cap(parent, policy), request.max_depth) if cap is not None]
+        return msgspec.structs.replace(rights, max_depth=min(caps) if caps else None)
 
-    def _require_known(self, names: list[str]) -> None:
-        unknown = [name for name in names if name not in self._tools.tools]
-        if unknown:
-            raise RetinueError(
-                "unknown_tool",
-                f"There is no tool {unknown[0]!r} to give to a child.",
-                f"The tools are: {', '.join(self._tools.tools)}.",
-            )
+    async def _environment(
+        self, parent: Session, policy: Policy, place: tuple[str, Rights], definition: Snapshot | None
+    ) -> tuple[Digest | None, tuple[tuple[Digest, bytes], ...]]:
+        """Return the digest of a child's environment block, with the block where it is not its parent's."""
+        header, (cwd, rights) = parent.header, place
+        told = self._told(rights, header.profile, header.depth + 1, policy)
+        role = definition or header.definition
+        preload = () if role is None else role.skills
+        mine = () if header.definition is None else header.definition.skills
+        if (cwd, told, preload) == (header.cwd, self._told(header.rights, header.profile, header.depth, policy), mine):
+            return header.environment_digest, ()
+        made = await self._sources.stored.environment(cwd, roles=told[0], skills=told[1], preload=preload)
+        return made.digest, ((made.digest, made.body),)
+
+    def _told(self, rights: Rights, profile: str, depth: int, policy: Policy) -> tuple[bool, bool]:
+        return is_told_roles(rights, profile, depth, policy), loads_skills(rights, self._sources.tools)
+
+
+class _Beginning(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child's session begins with besides its header."""
+
+    seed: tuple[RequestMessage, ...] = ()
+    seed_seq: Seq | None = None
+    system_digest: Digest | None = None
+    opening: str | None = None
+
+
+def _require_allowed(request: SpawnRequest, way: Way, policy: Policy) -> None:
+    """Refuse what a parent's model may not choose here (`denied`); a program that starts children may."""
+    if way.call_id is None:
+        return
+    for what, value, key in (
+        ("model", request.model if request.model != INHERIT else None, "rights.caller_model"),
+        ("system_prompt", request.system_prompt, "rights.inline_roles"),
+    ):
+        if value is not None and not policy[key]:
+            raise RetinueError("denied", f"A child's {what} cannot be chosen here ({key}).", f"Leave {what} out.")
 
 
 def _require_supported(request: SpawnRequest) -> None:
-    mode = request.context.get("mode", "none") if isinstance(request.context, dict) else "none"
     asked = {
-        "context": mode not in ("none", "fork") and f"the context mode {mode!r}",
         "access": request.access == "write" and "access=write",
         "paths": bool(request.paths) and "paths",
     }
@@ -249,11 +327,6 @@ def _require_depth(parent: Session, policy: Policy, asked: int | None) -> None:
         require_depth(parent.header.depth + 1, cap)
 
 
-def _cap_now(rights: Rights, parent: Session, policy: Policy) -> Rights:
-    """Return the parent's rights with the depth its policy allows now: a child's are frozen from them."""
-    return msgspec.structs.replace(rights, max_depth=depth_cap(parent, policy))
-
-
 def _persona(request: SpawnRequest, definition: Snapshot | None, header: SessionOpened) -> str | None:
     """Return the role that is written for a child alone, else, without a definition of its own, its parent's."""
     if request.system_prompt is not None or definition is not None:
@@ -278,11 +351,11 @@ def _continuable(request: SpawnRequest, definition: Snapshot | None, way: Way, p
     return way.delivery == "letter" and bool(policy["life.continuable_default"]) if asked is None else bool(asked)
 
 
-def _task(request: SpawnRequest) -> str:
-    background = request.context if isinstance(request.context, str) else None
-    if not background:
-        return request.prompt
-    return f"{request.prompt}\n\n# Background from the parent (untrusted reference data)\n{background}"
+def _limits(request: SpawnRequest, definition: Snapshot | None, policy: Policy) -> tuple[Any, Any]:
+    """Return the steps and the seconds of each run."""
+    steps = _limit(request.max_steps, definition and definition.max_steps, policy.number("life.max_steps"))
+    seconds = _limit(request.timeout_s, definition and definition.timeout_s, policy.number("life.run_timeout_s"))
+    return steps, seconds
 
 
 def _name(request: SpawnRequest, definition: Snapshot | None) -> str:
@@ -304,6 +377,8 @@ def _first(*values: Any) -> Any:
 
 def _inside(parent: str, wanted: str) -> str:
     """Return a folder at or below the parent's working directory, after links are resolved."""
+    if "\0" in wanted:
+        raise RetinueError("invalid", "A folder's name cannot hold a null character.", "Name a folder.")
     base, path = os.path.realpath(parent), os.path.realpath(os.path.join(parent, wanted))
     if path != base and not path.startswith(base.rstrip("/") + "/"):
         raise RetinueError("outside_workspace", f"{wanted!r} is outside the workspace.", "Name a folder inside it.")

@@ -242,7 +242,7 @@ class Subagents:
 
         Cancelling the caller before this returns undoes it. Raises the refusals of `spawn_agent`: `depth_exceeded`,
         `cap_running`, `cap_created`, `unknown_agent`, `unknown_model`, `unknown_tool`, `unsupported`, `invalid`,
-        `switched_off`, `budget_exceeded`, `stopping`.
+        `switched_off`, `budget_exceeded`, `denied_hook`, `denied`, `stopping`.
         """
         if asked.get("continuable"):
             raise RetinueError("invalid", "start makes one-shot children.", "Use start_continuable.")

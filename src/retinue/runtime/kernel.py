@@ -1,7 +1,7 @@
 """Wires the shell's parts and routes what the journal releases; every decision and every act lies in the parts."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -17,21 +17,26 @@ from retinue.core.decide.turns import (
 )
 from retinue.core.errors import RetinueError, not_found
 from retinue.core.events import Event, Rights, RunSettled, SessionOpened, Snapshot
-from retinue.core.ids import RunId, SessionId
+from retinue.core.ids import Digest, RunId, SessionId
 from retinue.core.policy import Policy
-from retinue.ports import Clock, Definitions, Executor, Ids, Models, Store, Tool
+from retinue.ports import Clock, Definitions, Executor, Hook, Ids, Models, Store, Surroundings, Tool
 from retinue.runtime.bus import Bus
 from retinue.runtime.compaction import Compactor
-from retinue.runtime.delegate import Delegation, require_storable
+from retinue.runtime.delegate import Delegation, Sources, require_storable
+from retinue.runtime.hooks import Hooks
 from retinue.runtime.journal import Journal
 from retinue.runtime.letters import Letters
 from retinue.runtime.mailbox import Mailboxes
-from retinue.runtime.prompt import PromptTexts, blob, environment
+from retinue.runtime.observers import Observers
+from retinue.runtime.outputs import require_schema
+from retinue.runtime.prompt import PromptTexts
 from retinue.runtime.record import Record
 from retinue.runtime.recovery import load_session, recover
+from retinue.runtime.rights import is_told_roles, loads_skills, root_rights
 from retinue.runtime.scheduler import INTERRUPTED, Scheduler
 from retinue.runtime.step import StepRunner
-from retinue.runtime.supervisor import GRACE_S, Supervisor
+from retinue.runtime.supervisor import GRACE_S, QUIET_S, Supervisor
+from retinue.runtime.texts import Texts
 from retinue.runtime.toolcalls import Outside, ToolCalls
 from retinue.runtime.toolset import Toolset
 from retinue.runtime.trees import Trees
@@ -53,9 +58,11 @@ class Parts(msgspec.Struct, kw_only=True):
     ids: Ids
     models: Models
     definitions: Definitions
+    surroundings: Surroundings
     texts: PromptTexts
     data_dir: str
     tools: "Callable[[Kernel], Sequence[Tool]]"
+    hooks: Sequence[Hook] = ()
     grace_s: float = GRACE_S
     tool_timeout_s: float | None = TOOL_TIMEOUT_S
 
@@ -88,17 +95,30 @@ class Kernel:
         self.scheduler: Final = Scheduler(self.journal, self.record, self.supervisor, self.mailboxes)
         self.letters: Final = Letters(self.journal, self.scheduler, self.supervisor, parts.ids, self.load)
         self.trees: Final = Trees(self.journal, self.record, self.supervisor, (self.scheduler, self.mailboxes))
-        self.delegation: Final = Delegation(
-            self.journal, parts.definitions, parts.models, self.tools, (parts.executor, parts.ids)
+        self.hooks: Final = Hooks(self.journal, self.record, self.supervisor, parts.executor, parts.hooks)
+        self.observers: Final = Observers(self.hooks)
+        self.texts: Final = Texts(self.record, parts.executor, parts.surroundings)
+        sources = Sources(
+            definitions=parts.definitions,
+            models=parts.models,
+            tools=self.tools,
+            record=self.record,
+            stored=self.texts,
+            texts=parts.texts,
         )
-        steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, (self.bus, parts.ids, self.mailboxes))
-        outside = Outside(parts.executor, parts.data_dir, parts.tool_timeout_s)
+        self.delegation: Final = Delegation(self.journal, sources, self.hooks, (parts.executor, parts.ids))
+        shared = (self.bus, parts.ids, self.mailboxes, self.texts)
+        steps = StepRunner(self.journal, parts.models, self.tools, parts.texts, shared)
+        outside = Outside(parts.executor, parts.data_dir, parts.tool_timeout_s, self.hooks)
         calls = ToolCalls(self.journal, self.scheduler, self.supervisor, self.tools, outside)
         compactor = Compactor(self.journal, parts.models, parts.texts)
-        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, compactor, (steps, calls, parts.executor))
+        bodies = (steps, calls, parts.executor, self.hooks)
+        self._turns = TurnLoop(self.journal, self.scheduler, self.mailboxes, compactor, bodies)
         self._writer: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.recovered = 0
+        self.closing: Final[list[Callable[[], Awaitable[None]]]] = []
+        """What is closed once no turn is open any more, and before the runtime's own tasks are waited for."""
         for tool in parts.tools(self):
             self.tools.add(tool)
         self.journal.listen(self)
@@ -117,6 +137,9 @@ class Kernel:
         if self._watcher is not None:
             self._watcher.cancel()
         await self.supervisor.shutdown()
+        await self.hooks.told(QUIET_S)
+        for close in self.closing:
+            await close()
         await self.supervisor.quiet(self._writer)
         self.journal.stop_writer()
         if self._writer is not None:
@@ -127,6 +150,7 @@ class Kernel:
         """Publish durable events, then act."""
         self.bus.publish(events)
         for event in events:
+            self.observers.tell(event)
             if isinstance(event.fact, RunSettled):
                 self.mailboxes.wake(event.fact.root_id)
                 self._put_away(event.fact)
@@ -172,15 +196,16 @@ class Kernel:
         require_storable("The session's name, model or folder", new.name, new.model, new.cwd)
         if not new.cwd.startswith("/"):
             raise RetinueError("invalid", f"The working directory {new.cwd!r} is not absolute.", "Give a full path.")
-        if new.tools is not None:
-            for name in new.tools:
-                if name not in self.tools.tools:
-                    known = ", ".join(self.tools.tools)
-                    raise RetinueError("unknown_tool", f"There is no tool {name!r}.", f"The tools are: {known}.")
         self.parts.models.find(new.model)
         session_id = SessionId(self.parts.ids.new("s"))
-        world = blob(environment(new.cwd, 0).encode())
-        header = _root_header(session_id, new, world.digest)
+        if new.definition is not None and new.definition.output_schema is not None:
+            await self.parts.executor.run(require_schema, new.definition.output_schema)
+        rights = root_rights(self.tools, new.definition, new.tools, new.policy.number("caps.max_depth"))
+        roles = is_told_roles(rights, new.profile, 0, new.policy)
+        preload = () if new.definition is None else new.definition.skills
+        skills = loads_skills(rights, self.tools)
+        world = await self.texts.environment(new.cwd, roles=roles, skills=skills, preload=preload)
+        header = _root_header(session_id, new, rights, world.digest)
         command = OpenSession(session_id=session_id, header=header, blobs=((world.digest, world.body),))
         await self.journal.submit(decide_open_session, command)
         return session_id
@@ -254,11 +279,8 @@ class Kernel:
         return self.journal.state.policy(root_id).values()
 
 
-def _root_header(session_id: SessionId, new: NewSession, environment_digest: Any) -> SessionOpened:
+def _root_header(session_id: SessionId, new: NewSession, rights: Rights, environment_digest: Digest) -> SessionOpened:
     definition = new.definition
-    tools = new.tools
-    if definition is not None and definition.tools is not None:
-        tools = tuple(name for name in definition.tools if tools is None or name in tools)
     return SessionOpened(
         parent_id=None,
         root_id=session_id,
@@ -272,10 +294,11 @@ def _root_header(session_id: SessionId, new: NewSession, environment_digest: Any
         approval=new.approval,
         cwd=new.cwd,
         policy=new.policy.to_dict(),
-        rights=Rights(tools=tools, access="read", max_depth=new.policy.number("caps.max_depth")),
+        rights=rights,
         environment_digest=environment_digest,
         effort=None if definition is None else definition.effort,
         definition=definition,
+        output_schema=None if definition is None else definition.output_schema,
     )
 
 

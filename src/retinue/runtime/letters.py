@@ -151,6 +151,8 @@ class Letters:
 
 def require_text(text: str) -> None:
     """Refuse a message that is empty, too long, or that no record can hold (`invalid`, `too_large`)."""
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - Python callers are not checked
+        raise RetinueError("invalid", f"The message is of type {type(text).__name__}.", "Give a text.")
     if not text.strip():
         raise RetinueError("invalid", "The message is empty.", "Say what to do.")
     if len(text) > PROMPT_MAX_CHARS:

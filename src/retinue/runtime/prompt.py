@@ -4,7 +4,7 @@ The order is environment block, role, notes. A custom role replaces the middle p
 """
 
 import hashlib
-from typing import Final
+from typing import Any
 
 import msgspec
 
@@ -12,8 +12,6 @@ from retinue.core.ids import Digest
 from retinue.core.policy import Policy
 from retinue.core.session import Session
 from retinue.ports import ToolSchema
-
-PROMPT_VERSION: Final = 1
 
 
 class PromptTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +39,7 @@ def blob(body: bytes) -> Blob:
     return Blob(Digest(hashlib.sha256(body).hexdigest()), body)
 
 
-def environment(cwd: str, depth: int) -> str:
-    """Return the environment block: the one statement of where a session works."""
-    place = "You are the main agent of this conversation." if depth == 0 else f"You are a child agent at depth {depth}."
-    return f"# Environment\nWorking directory: {cwd}\nEvery path is relative to it.\n{place}"
-
-
-def system_text(session: Session, texts: PromptTexts, policy: Policy, *, delegating: bool) -> str:
+def system_text(session: Session, texts: PromptTexts, policy: Policy, environment: str, *, delegating: bool) -> str:
     """Return the system text of a session; it stays the same for as long as its rights and its policy do."""
     header = session.header
     child = header.depth > 0
@@ -64,7 +56,15 @@ def system_text(session: Session, texts: PromptTexts, policy: Policy, *, delegat
         notes.append(texts.delegation_pull if policy["result.delivery"] == "pull" else texts.delegation)
         if policy["result.turn_end"] != "hold_open":
             notes.append(texts.turn_ends)
-    return "\n\n".join([environment(header.cwd, header.depth), role.strip(), *notes])
+    return "\n\n".join([environment, role.strip(), *notes])
+
+
+def fork_notes(texts: PromptTexts, output_schema: dict[str, Any] | None) -> str:
+    """Return what a fork is told after its parent's turns: its system text is its parent's to the letter."""
+    notes = [texts.child_notes]
+    if output_schema is not None:
+        notes.append(f"{texts.output_schema}\n{msgspec.json.encode(output_schema).decode()}")
+    return "\n\n".join(notes)
 
 
 def tools_blob(schemas: tuple[ToolSchema, ...]) -> Blob:

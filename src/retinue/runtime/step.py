@@ -17,6 +17,7 @@ from retinue.core.decide.steps import (
 )
 from retinue.core.events import MessageAssistant, StepClosed, StepOpened, ToolCall, Usage
 from retinue.core.ids import CallId, RunId, StepNo
+from retinue.core.policy import Policy
 from retinue.core.session import Session
 from retinue.core.state import Tree
 from retinue.core.text import BYTES_PER_TOKEN, clean
@@ -39,6 +40,7 @@ from retinue.runtime.bus import Bus
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.prompt import PromptTexts, blob, system_text, tools_blob
+from retinue.runtime.texts import Texts
 from retinue.runtime.toolset import SPAWN, Toolset
 from retinue.runtime.work import Work, unreleased
 
@@ -73,22 +75,21 @@ class StepRunner:
         models: Models,
         tools: Toolset,
         texts: PromptTexts,
-        parts: tuple[Bus, Ids, Mailboxes],
+        parts: tuple[Bus, Ids, Mailboxes, Texts],
     ) -> None:
         """Wire it."""
         self._journal = journal
         self._models = models
         self._tools = tools
         self._texts = texts
-        self._bus, self._ids, self._mailboxes = parts
+        self._bus, self._ids, self._mailboxes, self._stored = parts
 
     async def run(self, work: Work, *, with_tools: bool) -> Said:
         """Cross the boundary, ask the model, put its answer on record."""
         session = self._journal.state.sessions[work.session_id]
         policy = self._journal.state.policy(work.root_id)
         schemas = self._tools.offered(session, policy, on=self._journal.state.switch_on) if with_tools else ()
-        delegating = any(schema.name == SPAWN for schema in schemas)
-        system = system_text(session, self._texts, policy, delegating=delegating or bool(session.kids))
+        system = await self._system(session, policy)
         prompt, offered = blob(system.encode()), tools_blob(schemas)
         command = OpenStep(
             session_id=work.session_id,
@@ -110,6 +111,14 @@ class StepRunner:
         request = msgspec.structs.replace(request, output_tokens_max=opened.output_tokens_max)
         finish = await self._ask(work, model, request, opened.step)
         return self._record(work, session, opened.step, finish)
+
+    async def _system(self, session: Session, policy: Policy) -> str:
+        """Return the system text; a fork's is its parent's, so that a provider knows what both begin with."""
+        if session.system_digest is not None:
+            return await self._stored.find(session.system_digest)
+        delegates = self._tools.offers(SPAWN, session, policy, on=self._journal.state.switch_on)
+        environment = await self._stored.find(session.header.environment_digest)
+        return system_text(session, self._texts, policy, environment, delegating=delegates or bool(session.kids))
 
     async def _open(self, work: Work, command: OpenStep) -> StepOpened | None:
         """Open the step once its tokens are set aside; null when the tree has none left."""
@@ -182,6 +191,7 @@ class StepRunner:
             tool_calls=calls,
             finish=finish.reason,
             complete=complete,
+            kept=finish.kept,
         )
         closed = StepClosed(turn=turn, step=step, usage=_reported(finish), retries=finish.retries, run_id=work.run_id)
         record = RecordStep(session_id=work.session_id, facts=(said, closed), stamp=self._journal.stamp())

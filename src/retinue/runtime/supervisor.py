@@ -20,9 +20,9 @@ from retinue.core.decide.stops import (
     decide_cancel_children,
     decide_cancel_runs,
 )
-from retinue.core.decide.turns import CloseTurn, Warn, decide_close_turn, decide_warn
+from retinue.core.decide.turns import CloseTurn, Note, decide_close_turn, decide_note
 from retinue.core.errors import RetinueError
-from retinue.core.events import Usage
+from retinue.core.events import Usage, Warned
 from retinue.core.ids import RunId, SessionId
 from retinue.core.run import working_s
 from retinue.runtime.journal import Journal
@@ -256,21 +256,35 @@ class Supervisor:
         work.body = body
         await asyncio.wait((body, work.given_up), return_when=asyncio.FIRST_COMPLETED)
         if not body.done():
-            self.leave(work, body, "The turn's body")
+            self.leave(work.session_id, body, "The turn's body")
             return self._with_stream(work, work.stop or SHUTDOWN)
         if work.error is not None:
             self._gone(body)
             raise work.error
         return self._with_stream(work, _outcome(work, body))
 
-    def leave(self, work: Work, task: "asyncio.Task[Any]", what: str) -> None:
+    async def put_away(self, session_id: SessionId, task: "asyncio.Task[Any]", what: str) -> bool:
+        """Cancel a task of a turn, again after a grace, then leave it behind; return whether it stopped."""
+        try:
+            for _ in range(2):
+                task.cancel()
+                await asyncio.wait((task,), timeout=self.grace_s)
+                if task.done():
+                    break
+        finally:
+            if not task.done():
+                self.leave(session_id, task, what)
+        return task.done()
+
+    def leave(self, session_id: SessionId, task: "asyncio.Task[Any]", what: str) -> None:
         """Leave a task behind that did not stop when told: the turn goes on without it, and a warning names it."""
         task.cancel()
         self._given_up[task] = None
         task.add_done_callback(self._gone)
-        text = f"{what} of {work.session_id} did not stop when it was told to and was left behind."
+        text = f"{what} of {session_id} did not stop when it was told to and was left behind."
         if self._journal.error is None:
-            self._journal.submit(decide_warn, Warn(session_id=work.session_id, code="detached", text=text))
+            fact = Warned(code="detached", text=text)
+            self._journal.submit(decide_note, Note(session_id=session_id, fact=fact))
 
     def _gone(self, task: "asyncio.Task[Any]") -> None:
         self._given_up.pop(task, None)

@@ -17,6 +17,7 @@ from retinue.core.ids import CallId, SessionId
 from retinue.core.session import Session
 from retinue.core.text import clean, fit_chars
 from retinue.ports import Executor, Tool, ToolResult
+from retinue.runtime.hooks import Hooks
 from retinue.runtime.journal import Journal
 from retinue.runtime.scheduler import Scheduler
 from retinue.runtime.supervisor import Supervisor
@@ -67,6 +68,7 @@ class Outside(msgspec.Struct, frozen=True):
     executor: Executor
     data_dir: str
     timeout_s: float | None
+    hooks: Hooks
 
 
 class ToolCalls:
@@ -84,7 +86,7 @@ class ToolCalls:
 
     async def run(self, work: Work, calls: Sequence[ToolCall]) -> None:
         """Answer every call; each answer is on record when its tool has ended."""
-        prepared = [ready for call in calls if (ready := self._prepare(work, call)) is not None]
+        prepared = [ready for call in calls if (ready := await self._prepare(work, call)) is not None]
         session = self._journal.state.sessions[work.session_id]
         policy = self._journal.state.policy(work.root_id)
         pool = asyncio.Semaphore(policy.number("step.parallel_tools_max") or max(1, len(prepared)))
@@ -106,17 +108,28 @@ class ToolCalls:
         finally:
             work.begin()
 
-    def _prepare(self, work: Work, call: ToolCall) -> Prepared | None:
+    async def _prepare(self, work: Work, call: ToolCall) -> Prepared | None:
         session = self._journal.state.sessions[work.session_id]
         try:
             state = self._journal.state
             tool = self._tools.find(call.name, session, state.policy(work.root_id), on=state.switch_on)
             _require_object(call)
             _require_fresh(session, call)
+            await self._require_allowed(session, call)
         except RetinueError as refusal:
             self._answer(work, call.call_id, _refused(refusal))
             return None
         return Prepared(call, tool)
+
+    async def _require_allowed(self, session: Session, call: ToolCall) -> None:
+        """Ask the hooks; what they deny does not run (`denied_hook`)."""
+        hooks = self._outside.hooks
+        if not hooks.wants("agent.tool.before"):
+            return
+        data = {"call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+        reason = await hooks.denied("agent.tool.before", session, data)
+        if reason is not None:
+            raise RetinueError("denied_hook", f"A hook denied {call.name}: {reason}", "It did not run.")
 
     async def _one(self, work: Work, ready: Prepared, pool: asyncio.Semaphore, cwd: str) -> None:
         call_id = ready.call.call_id
@@ -145,27 +158,17 @@ class ToolCalls:
         try:
             await asyncio.wait((task,), timeout=self._outside.timeout_s)
         except asyncio.CancelledError:
-            await self._stop(work, ready, task)
+            await self._put_away(work, ready, task)
             raise
         if task.done():
             return task.result()
         name, limit = ready.call.name, self._outside.timeout_s
-        gone = await self._stop(work, ready, task)
+        gone = await self._put_away(work, ready, task)
         left = "It was stopped." if gone else "It did not stop when told and may still have effects."
         return ToolResult(text=f"{name} took more than its {limit:g} s. {left}", outcome="error")
 
-    async def _stop(self, work: Work, ready: Prepared, task: "asyncio.Task[ToolResult]") -> bool:
-        """Cancel a tool, again after a grace, then leave it behind with a warning that names it."""
-        try:
-            for _ in range(2):
-                task.cancel()
-                await asyncio.wait((task,), timeout=self._supervisor.grace_s)
-                if task.done():
-                    break
-        finally:
-            if not task.done():
-                self._supervisor.leave(work, task, f"The tool {ready.call.name}")
-        return task.done()
+    async def _put_away(self, work: Work, ready: Prepared, task: "asyncio.Task[ToolResult]") -> bool:
+        return await self._supervisor.put_away(work.session_id, task, f"The tool {ready.call.name}")
 
     def _hint(self, work: Work, call_id: CallId) -> str:
         turn = self._journal.state.sessions[work.session_id].turn

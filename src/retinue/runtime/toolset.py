@@ -34,8 +34,14 @@ class Toolset:
 
         `on` is the master switch.
         """
-        shown = (tool for tool in self._allowed(session, policy) if self._is_shown(tool, session))
+        shown = [tool for tool in self._allowed(session, policy) if self._is_shown(tool, session)]
+        shown.sort(key=_comes_later)  # stable: what a session gets later leaves the beginning as it was
         return tuple(tool.schema for tool in shown if on or tool.schema.name not in SWITCHED)
+
+    def offers(self, name: str, session: Session, policy: Policy, *, on: bool = True) -> bool:
+        """Return whether the session's next request could carry a tool of this name."""
+        tool = self.tools.get(name)
+        return tool is not None and (on or name not in SWITCHED) and self._may_call(tool, session, policy)
 
     def find(self, name: str, session: Session, policy: Policy, *, on: bool = True) -> Tool:
         """Return a tool the session may call; refuse every other name, also a known one that was not offered."""
@@ -58,6 +64,10 @@ class Toolset:
             )
         return tool
 
+    def of_group(self, *groups: str) -> list[str]:
+        """Return the names of the tools of some groups, in the order they are offered."""
+        return [name for name, tool in self.tools.items() if tool.group in groups]
+
     def names(self, session: Session, policy: Policy) -> list[str]:
         """Return the names of everything the session may call."""
         return [tool.schema.name for tool in self._allowed(session, policy)]
@@ -72,14 +82,18 @@ class Toolset:
             return _may_delegate(name, session, policy)
         if tool.group == "report":
             return header.parent_id is not None and bool(policy["life.report"])
-        if tool.group == "custom" and header.profile in READING_PROFILES:
+        if tool.group in ("custom", "connector") and header.profile in READING_PROFILES:
             return False
+        if tool.group == "connector" and header.rights.tools is None:
+            return header.parent_id is None  # a child gets these by name only
         return header.rights.tools is None or name in header.rights.tools
 
     def _is_shown(self, tool: Tool, session: Session) -> bool:
-        if tool.group != "agents" or tool.schema.name == SPAWN:
-            return True
-        return bool(session.kids)
+        return not _comes_later(tool) or bool(session.kids)
+
+
+def _comes_later(tool: Tool) -> bool:
+    return tool.group == "agents" and tool.schema.name != SPAWN
 
 
 def _may_delegate(name: str, session: Session, policy: Policy) -> bool:

@@ -6,12 +6,14 @@ from typing import Final
 
 from retinue.core.decide.base import Ending, owes_a_step, uncollected
 from retinue.core.decide.letters import HandOver, decide_hand_over
-from retinue.core.events import MessageUser
+from retinue.core.decide.turns import Continue, Note, decide_continue, decide_note
+from retinue.core.events import MessageUser, Warned
 from retinue.core.mailbox import ends_hold
 from retinue.core.session import Session
 from retinue.core.state import State
 from retinue.ports import Executor
 from retinue.runtime.compaction import Compactor
+from retinue.runtime.hooks import DENIALS_MAX, Hooks
 from retinue.runtime.journal import Journal
 from retinue.runtime.mailbox import Mailboxes
 from retinue.runtime.outputs import mismatch
@@ -27,6 +29,7 @@ GATHER_CHILD_S: Final = 0.002
 GATHER_MAX_S: Final = 0.5
 """Seconds after the first result at which it waits no longer, however close upon each other they come."""
 NUDGE: Final = "You ended your message with a tool call, but none arrived. Call the tool, or answer without one."
+GO_ON: Final = "You are not done yet; a hook does not let you stop:"
 ROOT_STEPS_MAX: Final = 250
 """Steps of a root's turn (CONTRACT section 3)."""
 
@@ -40,20 +43,23 @@ class TurnLoop:
         scheduler: Scheduler,
         mailboxes: Mailboxes,
         compactor: Compactor,
-        parts: tuple[StepRunner, ToolCalls, Executor],
+        parts: tuple[StepRunner, ToolCalls, Executor, Hooks],
     ) -> None:
         """Wire it."""
         self._compactor = compactor
         self._journal = journal
         self._scheduler = scheduler
         self._mailboxes = mailboxes
-        self._steps, self._calls, self._executor = parts
+        self._steps, self._calls, self._executor, self._hooks = parts
 
     async def run(self, work: Work) -> Ending:
         """Return how the turn ended; it can be called again on a turn that turned out to owe another step."""
         session = self._journal.state.sessions[work.session_id]
         step_owed = session.turn is not None and session.turn.steps == 0
-        while step_owed or await self._hold(work, session):
+        denied = await self._denied(session) if step_owed else None
+        if denied is not None:
+            return denied
+        while step_owed or await self._hold(work, session) or await self._must_go_on(work, session):
             last = self._steps_used_up(work, session)
             if last:
                 await self._wait_for_all(work, session)
@@ -77,6 +83,41 @@ class TurnLoop:
                 return self._step_limit(work)
         return await self._checked(session, Ending(status="completed", reason="done", detail="Done."))
 
+    async def _denied(self, session: Session) -> Ending | None:
+        """Ask the hooks before a turn's first step; return the end of a turn that they deny."""
+        if session.turn is None or not self._hooks.wants("agent.turn.before"):
+            return None
+        opened = session.turn.opened
+        texts = [fact.text for fact in session.waiting_input]
+        data = {"turn": opened.turn, "cause": opened.cause, "run_id": opened.run_id, "texts": texts}
+        reason = await self._hooks.denied("agent.turn.before", session, data)
+        if reason is None:
+            return None
+        return Ending(status="failed", reason="hook_denied", detail=f"A hook denied the turn: {reason}", final=True)
+
+    async def _must_go_on(self, work: Work, session: Session) -> bool:
+        """The model stopped and nothing is owed: return whether a stop hook wants another step, a few times in a row.
+
+        One that fails lets the turn end, and so does the last step (CONTRACT section 7).
+        """
+        if session.turn is None or not self._hooks.wants("agent.turn.stop") or self._steps_used_up(work, session):
+            return False
+        if work.denials >= DENIALS_MAX:
+            return False
+        data = {"turn": session.turn.opened.turn, "text": session.turn.last_text, "denials": work.denials}
+        reason = await self._hooks.denied("agent.turn.stop", session, data)
+        if reason is None:
+            work.denials = 0
+            return False
+        work.denials += 1
+        if work.denials == DENIALS_MAX:
+            text = f"Stop hooks kept the turn from ending {DENIALS_MAX} times in a row; they are not asked again."
+            note = Note(session_id=work.session_id, fact=Warned(code="stop_hooks", text=text))
+            self._journal.submit(decide_note, note)
+        go_on = Continue(session_id=work.session_id, text=f"{GO_ON} {reason}")
+        await self._journal.submit(decide_continue, go_on)
+        return True
+
     async def _checked(self, session: Session, ending: Ending) -> Ending:
         """Return the ending of a turn, `failed/output_schema` where its text does not match the schema asked for."""
         schema = session.header.output_schema
@@ -92,7 +133,11 @@ class TurnLoop:
 
     def _steps_max(self, work: Work) -> int | None:
         run = None if work.run_id is None else self._journal.state.runs.get(work.run_id)
-        return ROOT_STEPS_MAX if run is None else run.spec.max_steps
+        if run is not None:
+            return run.spec.max_steps
+        definition = self._journal.state.sessions[work.session_id].header.definition
+        own = None if definition is None else definition.max_steps
+        return min(ROOT_STEPS_MAX, own or ROOT_STEPS_MAX)
 
     def _steps_used_up(self, work: Work, session: Session) -> bool:
         limit = self._steps_max(work)

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from retinue.core.decide.turns import Warn, decide_warn
+from retinue.core.decide.turns import Note, decide_note
+from retinue.core.events import Warned
 from retinue.ports import Clock
 from retinue.runtime.journal import Journal
 from retinue.runtime.supervisor import Supervisor
@@ -29,4 +30,4 @@ def _warn(journal: Journal, supervisor: Supervisor, late_s: float) -> None:
     text = f"The event loop stood still for {late_s:.1f} s: something blocked it.{during}"
     for work in works:
         if work.run_id is None:
-            journal.submit(decide_warn, Warn(session_id=work.session_id, code="loop_stalled", text=text))
+            journal.submit(decide_note, Note(session_id=work.session_id, fact=Warned(code="loop_stalled", text=text)))

@@ -42,6 +42,8 @@ class Work:
         """Which try of the request under way the deltas belong to."""
         self.spent = Spent()
         """What the request under way has cost so far."""
+        self.denials = 0
+        """How often in a row stop hooks have kept this turn from ending."""
         self.tool = ""
         """Name of the tool that started last, for the live view."""
         self._text: list[str] = []

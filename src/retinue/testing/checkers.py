@@ -15,6 +15,7 @@ from retinue.core.state import State
 from retinue.ports import ModelRequest, Page, RequestMessage, RunFilter, Store
 from retinue.testing.checkbudget import check_budget
 from retinue.testing.checkchildren import check_children, check_order, check_rounds, check_seeds
+from retinue.testing.checkcontext import check_context, check_forks
 from retinue.testing.checkletters import check_auto_turns, check_deliveries, check_letters, check_post
 from retinue.testing.checkrights import check_depth, check_rights
 from retinue.testing.checkruns import check_created, check_endings, check_runs, check_slots
@@ -36,6 +37,8 @@ CHECKS: Final[tuple[Callable[[LogView], list[str]], ...]] = (
     check_rounds,
     check_order,
     check_seeds,
+    check_context,
+    check_forks,
     check_slots,
     check_endings,
     check_depth,

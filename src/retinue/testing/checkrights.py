@@ -1,5 +1,8 @@
 """Checkers of depth and rights: nobody is deeper or may more than the parent; they read events and nothing else."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from retinue.core.events import Event, RunQueued, SessionOpened
 from retinue.core.ids import SessionId
 from retinue.core.policy import Policy
@@ -52,6 +55,7 @@ def check_rights(log: LogView) -> list[str]:
         first = next(iter(log.kids.get(session_id, [])), None)
         if first is not None and first.queued is not None:
             texts += _depth_right(log, parent, first, first.queued) + _as_asked(header, first.queued)
+            texts += _filtered(header, log.asked(first.queued, first.queued_at))
         problems += [f"session {session_id}: {text}" for text in texts]
     return problems
 
@@ -66,6 +70,18 @@ def _wider(parent: SessionOpened, header: SessionOpened) -> list[str]:
     if mine.may_delegate and not theirs.may_delegate:
         problems.append("it may delegate, its parent may not")
     return problems
+
+
+def _filtered(header: SessionOpened, asked: Mapping[str, Any] | None) -> list[str]:
+    wanted: list[str] | None = None if asked is None else asked.get("tools")
+    mine = header.rights.tools
+    if wanted is None or (mine is not None and all(any(_means(one, name) for one in wanted) for name in mine)):
+        return []
+    return [f"its tools are {mine}, and {wanted} were asked for"]
+
+
+def _means(written: str, name: str) -> bool:
+    return written == name or (written.startswith("mcp__") and name.startswith(written.removesuffix("*")))
 
 
 def _depth_right(log: LogView, parent: SessionOpened, first: Story, queued: RunQueued) -> list[str]:
@@ -96,6 +112,7 @@ def _as_asked(header: SessionOpened, queued: RunQueued) -> list[str]:
         "system_prompt": (header.system_prompt, spec.system_prompt),
         "definition": (header.definition, spec.definition),
         "output_schema": (header.output_schema, spec.output_schema),
+        "system text": (header.system_digest, spec.system_digest),
         "provider": (header.provider, queued.provider),
         "model": (header.model, queued.model),
         "cwd": (header.cwd, queued.cwd),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from retinue.core.events import Usage, Value
@@ -171,6 +171,15 @@ class RecordingModel:
         await self._inner.aclose()
 
 
+class BareSurroundings:
+    """The `Surroundings` port without files: the one statement of the folder, and what else was asked for."""
+
+    def text(self, cwd: str, *, roles: bool, skills: bool, preload: Sequence[str] = ()) -> str:
+        """Return the block."""
+        more = [name for name, wanted in (("roles", roles), ("skills", skills)) if wanted]
+        return "\n".join([f"# Environment\nWorking directory: {cwd}", *more, *preload])
+
+
 class OneModel:
     """The `Models` port with one model behind every name."""
 
@@ -207,14 +216,17 @@ class WorldModel:
         steps_max: int = 6,
         spawns_max: int = 4,
         arguments: Mapping[str, Mapping[str, Any]] | None = None,
-        forks: bool = False,
+        modes: Sequence[str] = (),
     ) -> None:
-        """Wander by `seed`; `arguments` are those of tools that need some, by tool name; with `forks` it forks, too."""
+        """Wander by `seed`; `arguments` are those of tools that need some, by tool name.
+
+        `modes` are the context modes that it asks for; without any it writes no background either, and no role.
+        """
         self._seed = seed
         self._clock = clock
         self._steps_max = steps_max
         self._spawns_max = spawns_max
-        self._forks = forks
+        self._modes = modes
         self._arguments: Mapping[str, Mapping[str, Any]] = {} if arguments is None else arguments
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece]:
@@ -249,8 +261,8 @@ class WorldModel:
             known.spawned += name == "spawn_agent"
             made = ARGUMENTS.get(name)
             arguments = self._arguments.get(name, {}) if made is None else made(known, rng)
-            if name == "spawn_agent" and self._forks and rng.random() < FORKS_SHARE:
-                arguments = {**arguments, "context": {"mode": "fork"}}
+            if name == "spawn_agent" and self._modes:
+                arguments = {**arguments, **_composed(self._modes, names, rng)}
             calls.append(FinishCall(name=name, arguments=json.dumps(arguments, sort_keys=True)))
         return tuple(calls)
 
@@ -264,8 +276,11 @@ class WorldModel:
         return rng.choice(others) if others else names[0]
 
 
-FORKS_SHARE: Final = 0.2
-"""Share of children that begin with their parent's history, where the world allows it."""
+CONTEXT_SHARE: Final = 0.4
+"""Share of children that are asked for with a context, where the world allows it."""
+ROLES_SHARE: Final = 0.1
+"""Share of children that get a role of their own, and of those that get a part of the tools."""
+SEQS_MAX: Final = 30
 
 
 class _Known:
@@ -313,6 +328,29 @@ SOMETIMES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cancel_with_parent": (None, None, True, False),
 }
 """What a child may be asked for besides, null for nothing."""
+
+
+def _composed(modes: Sequence[str], names: list[str], rng: random.Random) -> dict[str, Any]:
+    """Return what a child is composed of otherwise than its parent: a context, a role, a part of the tools."""
+    composed: dict[str, Any] = {}
+    if rng.random() < CONTEXT_SHARE:
+        composed["context"] = rng.choice((f"background {rng.randint(1, 99)}", *[_context(mode, rng) for mode in modes]))
+    if rng.random() < ROLES_SHARE:
+        composed["system_prompt"] = f"role {rng.randint(1, 99)}"
+    if rng.random() < ROLES_SHARE:
+        composed["tools"] = sorted(rng.sample(names, k=rng.randint(0, len(names))))
+    return composed
+
+
+def _context(mode: str, rng: random.Random) -> dict[str, Any]:
+    context: dict[str, Any] = {"mode": mode}
+    if mode == "selected":
+        context["seqs"] = rng.sample(range(1, SEQS_MAX), k=rng.randint(1, 6))
+    if mode == "last_n_turns":
+        context["turns"] = rng.randint(1, 3)
+    if rng.random() < 0.3:
+        context["background"] = f"background {rng.randint(1, 99)}"
+    return context
 
 
 def _wait(known: _Known, rng: random.Random) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from retinue.core.events import Event, StoredOutput, Value
 from retinue.core.ids import Digest, OutputId, Position, RunId, SessionId
-from retinue.core.policy import NAMES
+from retinue.core.policy import ALL_MODES, NAMES
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.ports import (
@@ -28,6 +28,7 @@ from retinue.ports import (
     Store,
     StoreError,
 )
+from retinue.testing.hookfaults import HookPlan, random_hooks
 from retinue.testing.simloop import SimCrash
 
 Fault = Literal[
@@ -347,6 +348,7 @@ class WorldPlan(Value):
     """How far the wall clock jumps at `jump_at_s`."""
     acts: tuple[tuple[float, Act], ...] = ()
     """What people do besides, and at which virtual second after the prompt."""
+    hooks: HookPlan = HookPlan()
 
 
 def random_plan(rng: random.Random, commits_max: int = 40) -> WorldPlan:
@@ -361,6 +363,7 @@ def random_plan(rng: random.Random, commits_max: int = 40) -> WorldPlan:
         jump_at_s=_sometimes(rng, 5.0),
         jump_by_s=rng.choice((-86_400.0, -1.0, 3600.0)),
         acts=_random_acts(rng),
+        hooks=random_hooks(rng),
     )
 
 
@@ -398,10 +401,13 @@ SWITCHES: Final[dict[str, tuple[Any, ...]]] = {
     "life.cancel_with_parent": ("always", "opt_in", "never"),
     "life.one_shot_sessions": ("keep", "delete"),
     "life.on_restart": ("interrupted", "cancelled"),
+    "rights.context_modes": (ALL_MODES, ALL_MODES, ("none", "fork"), ("none",)),
+    "rights.inline_roles": (True, False),
     "budget.tree_tokens_max": (None, None, 3_000, 12_000, 40_000),
     "budget.output_tokens_max": (300, 4_096),
     "budget.include_root": (True, False),
     "budget.on_exceed": ("cancel", "refuse_new", "warn"),
+    "hooks.on_failure": ("deny", "allow"),
 }
 """Switches that a world sets or leaves as its policy has them."""
 APART: Final[dict[str, Any]] = {

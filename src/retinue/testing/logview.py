@@ -1,14 +1,15 @@
 """A log laid out for checkers: sessions, turns and runs as its events tell them; it judges nothing."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from retinue.core.events import (
     Event,
     LetterAbsorbed,
     LetterQueued,
+    MessageAssistant,
     PolicyChanged,
     RunQueued,
     RunSettled,
@@ -122,6 +123,15 @@ class LogView:
     def story(self, run_id: RunId) -> Story:
         """Return a run's story, an empty one for a run that no fact made."""
         return self.stories.get(run_id) or Story(run_id)
+
+    def asked(self, queued: RunQueued, before: int) -> Mapping[str, Any] | None:
+        """Return the arguments of the call that a run came from; null where a program asked for it."""
+        found: Mapping[str, Any] | None = None
+        for event in self.by_session.get(queued.parent_id, []):
+            if event.position < before and isinstance(event.fact, MessageAssistant):
+                calls = (call for call in event.fact.tool_calls if call.call_id == queued.call_id)
+                found = next((call.arguments for call in calls if isinstance(call.arguments.get("prompt"), str)), found)
+        return found
 
     def turn_at(self, session_id: SessionId, position: int) -> Span | None:
         """Return the turn of a session that was open just before a position."""

@@ -9,6 +9,7 @@ from retinue.core.events import (
     ContextCompacted,
     ContextSeeded,
     Event,
+    HookFailed,
     LetterAbsorbed,
     LetterQueued,
     MessageAssistant,
@@ -204,6 +205,7 @@ def _facts_of_trees() -> tuple[AnyFact, ...]:
         PolicyChanged(changes={"caps.running.root": 2, "wait.s": [1, 2, 3], "budget.tree_tokens_max": None}),
         SwitchChanged(on=False),
         SessionDeleted(child_id=SessionId("s_1")),
+        HookFailed(hook="guard", code="timeout", detail=HARD_TEXT),
     )
 
 

@@ -5,9 +5,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from retinue.core.context import items_of
 from retinue.core.decide.stops import open_below
 from retinue.core.errors import RetinueError, not_found
-from retinue.core.events import Event, MessageAssistant, MessageUser
+from retinue.core.events import Event
 from retinue.core.ids import CallId, OutputId, RunId
 from retinue.core.policy import Policy
 from retinue.core.run import Run
@@ -183,11 +184,8 @@ def _is_fetched(run: Run, open_calls: Sequence[CallId]) -> bool:
 
 def own_messages(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     """Yield a session's messages as `{seq, role, text}`, the text's first words only."""
-    for event in events:
-        fact = event.fact
-        if isinstance(fact, MessageUser | MessageAssistant) and fact.text.strip():
-            role = "user" if isinstance(fact, MessageUser) else "assistant"
-            yield {"seq": event.seq, "role": role, "text": fit_chars(fact.text, FIRST_WORDS_MAX_CHARS)[0]}
+    for item in items_of(events):
+        yield {"seq": item.seq, "role": item.role, "text": fit_chars(item.content, FIRST_WORDS_MAX_CHARS)[0]}
 
 
 class WaitAgent(AgentTool):
@@ -310,16 +308,19 @@ class ReportToParent(AgentTool):
 
 
 def agent_tools(kernel: Kernel) -> tuple[Tool, ...]:
-    """Return the agent tools of a runtime, the spawning one first."""
+    """Return the agent tools of a runtime: first those that a session has from its first step on.
+
+    The others are offered once it has had a child; appended, they leave the beginning of its requests as it was.
+    """
     return (
         SpawnAgent(kernel, "spawn_agent", SpawnRequest),
+        ReportToParent(kernel, "report_to_parent", ReportParameters),
         ListAgents(kernel, "list_agents", ListParameters),
         WaitAgent(kernel, "wait_agent", WaitParameters),
         ReadAgentOutput(kernel, "read_agent_output", ReadParameters),
         SendAgentMessage(kernel, "send_agent_message", SendParameters),
         InterruptAgent(kernel, "interrupt_agent", IdParameters),
         CancelAgent(kernel, "cancel_agent", IdParameters),
-        ReportToParent(kernel, "report_to_parent", ReportParameters),
     )
 
 

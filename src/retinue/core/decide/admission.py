@@ -97,6 +97,8 @@ def _begun(child: Session | None, run: Run) -> list[AnyFact]:
     spec = run.spec
     turn = TurnNo(1 if child is None else child.turns + 1)
     facts: list[AnyFact] = [TurnOpened(turn=turn, root_run_id=run.root_run_id, cause=spec.cause, run_id=run.run_id)]
+    if child is None and spec.opening is not None:
+        facts.append(MessageUser(turn=turn, text=spec.opening, source="context"))
     if spec.prompt:
         sender = spec.sender_id or run.parent_id
         facts.append(MessageUser(turn=turn, text=spec.prompt, source="agent", sender_id=sender))
@@ -128,4 +130,5 @@ def _child_header(state: State, run: Run) -> SessionOpened:
         system_prompt=spec.system_prompt,
         definition=definition,
         output_schema=spec.output_schema,
+        system_digest=spec.system_digest,
     )

@@ -19,6 +19,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import (
     Cause,
     Draft,
+    HookFailed,
     MessageUser,
     SessionOpened,
     TurnOpened,
@@ -61,11 +62,17 @@ class CloseTurn(Value):
     stamp: Stamp
 
 
-class Warn(Value):
-    """Put a warning on record."""
+class Note(Value):
+    """Put on record what a person should know that stops nothing."""
 
     session_id: SessionId
-    code: str
+    fact: Warned | HookFailed
+
+
+class Continue(Value):
+    """Tell an open turn to go on, in the words of whoever does not let it end."""
+
+    session_id: SessionId
     text: str
 
 
@@ -118,9 +125,15 @@ def decide_close_turn(state: State, command: CloseTurn) -> Decision:
     )
 
 
-def decide_warn(state: State, command: Warn) -> Decision:
-    """Record a warning in a session's log; a session that is over keeps it from being lost silently elsewhere."""
+def decide_note(state: State, command: Note) -> Decision:
+    """Record it in a session's log; of a session that left memory nobody is told any more."""
     if command.session_id not in state.sessions:
         return Decision()
-    fact = Warned(code=command.code, text=command.text)
+    return Decision(drafts=(Draft(session_id=command.session_id, fact=command.fact),))
+
+
+def decide_continue(state: State, command: Continue) -> Decision:
+    """Admit the words into the open turn; they are shown at its next step."""
+    _, turn = open_turn_of(state, command.session_id)
+    fact = MessageUser(turn=turn.opened.turn, text=command.text, source="context")
     return Decision(drafts=(Draft(session_id=command.session_id, fact=fact),))
