@@ -205,10 +205,13 @@ class Runtime:
         servers, problems = servers_of(settings.mcp, settings.environ, str(settings.project))
         kernel.closing.append(connectors.close)
         await connectors.connect(servers, kernel.supervisor.begin, kernel.parts.clock)
+        for made in connectors.tools:
+            try:
+                kernel.tools.add(made)
+            except RetinueError as error:
+                problems.append(f"A tool of an MCP server is left out: {error.detail}")
         for problem in (*settings.notes, *problems, *connectors.problems):
             _LOG.warning("retinue: warning: %s", problem)
-        for made in connectors.tools:
-            kernel.tools.add(made)
 
     def open_store(self, folder: Path) -> SQLiteStore:
         """Open the store of a data directory; blocks. A subclass may use another one."""

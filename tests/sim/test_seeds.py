@@ -17,6 +17,6 @@ def test_every_seeded_world_ends_with_an_honest_log(first: int) -> None:
 
 
 def test_the_same_seed_makes_the_same_log() -> None:
-    logs = [[event.to_dict() for event in play(18).events] for _ in range(2)]
+    logs = [[event.to_dict() for seed in range(15, 20) for event in play(seed).events] for _ in range(2)]
     assert logs[0] == logs[1]
-    assert len(logs[0]) > 100
+    assert len(logs[0]) > 200

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from retinue.app import RealClock
+from retinue.core.errors import RetinueError
 from retinue.ports import Tool, ToolContext, ToolResult
 from retinue.tools.connectors import Connectors, expanded, servers_of, text_of, tool_name
 from retinue.tools.mcplink import STARTS_IN_A_ROW_MAX
@@ -147,7 +148,14 @@ def test_a_call_that_hangs_ends_with_its_time_and_a_cancelled_one_at_once_and_th
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("floods", "messages that answer nothing"), ("one line", "a message of more than")]
+    ("kind", "why"),
+    [
+        ("floods", "that answer nothing"),
+        ("asks", "it asked 1001 questions"),
+        ("answers", "that answer nothing"),
+        ("one line", "a message of more than"),
+        ("unreadable", "an answer that cannot be read"),
+    ],
 )
 def test_a_server_that_floods_is_ended_and_harms_one_call(kind: str, why: str) -> None:
     async def scene(connectors: Connectors) -> None:
@@ -157,6 +165,40 @@ def test_a_server_that_floods_is_ended_and_harms_one_call(kind: str, why: str) -
         assert (await ask(connectors, "mcp__demo__add", a=2, b=2)).text == "4"
 
     play(scene, {"odd": odd(kind), "demo": demo()})
+
+
+def test_a_pattern_in_a_servers_own_schema_freezes_nobody() -> None:
+    async def scene(connectors: Connectors) -> None:
+        assert (await ask(connectors, "mcp__odd__go")).outcome == "ok"
+
+    play(scene, {"odd": odd("pattern")})
+
+
+def test_a_server_that_reads_nothing_holds_up_no_cancel_and_is_started_anew(tmp_path: Path) -> None:
+    async def scene(connectors: Connectors) -> None:
+        call = asyncio.create_task(ask(connectors, "mcp__odd__go"))
+        await until(tmp_path / "note", "deaf")
+        call.cancel()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert asyncio.get_running_loop().time() - began < 2.0
+        late = await ask(connectors, "mcp__odd__go")
+        assert "did not answer within 1 s" in late.text
+        (tmp_path / "note").write_text("hear")
+        assert (await ask(connectors, "mcp__odd__go")).outcome == "ok"
+
+    play(scene, {"odd": odd("deaf", env={"NOTES": str(tmp_path / "note")}, call_timeout_s=1.0)})
+
+
+def test_what_came_from_the_environment_is_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(connectors: Connectors) -> None:
+        (problem,) = connectors.problems
+        assert "no such thing" in problem
+        assert "sk-very-secret" not in problem
+
+    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    play(scene, {"odd": odd("dies", args=[str(SERVERS / "odd.py"), "dies", "${MY_KEY}"])})
 
 
 def test_notifications_and_stray_output_before_an_answer_are_passed_over() -> None:
@@ -172,7 +214,7 @@ def test_servers_that_cannot_be_opened_are_said_one_by_one_and_the_others_are_th
         assert {tool.schema.name.split("__")[1] for tool in connectors.tools} == {"demo"}
         said = "\n".join(connectors.problems)
         assert "'silent' did not start within 1 s" in said
-        assert "'rubbish' could not be started: it sent 100000 messages that answer nothing" in said
+        assert "'rubbish' could not be started: it sent 100001 messages" in said
         assert "'dies' could not be started" in said
         assert "no such thing" in said
         assert "secret-of-mine" not in said
@@ -272,9 +314,12 @@ def test_a_server_over_http_is_called_cancelled_and_may_come_back(tmp_path: Path
 
 
 def test_variables_are_filled_in_and_one_that_is_not_set_is_said() -> None:
-    assert expanded("a ${B} ${C:-d} ${E:-}", {"B": "b"}) == "a b d "
-    with pytest.raises(Exception, match="NOPE is not set"):
-        expanded("${NOPE}", {})
+    used: list[str] = []
+    environment = {"B": "b", "EMPTY": ""}
+    assert expanded("a ${B} ${C:-d} ${E:-} ${EMPTY} ${EMPTY:-f}", environment, used) == "a b d   f"
+    assert used == ["b", "", ""]
+    with pytest.raises(RetinueError, match="NOPE is not set"):
+        expanded("${NOPE}", {}, used)
 
 
 def test_long_names_keep_apart() -> None:

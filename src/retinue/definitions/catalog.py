@@ -171,7 +171,8 @@ def _settle(scans: Sequence[Scan]) -> None:
             if above is not role:
                 above.findings.append(_replaced(role, above))
         for role in one.roles:
-            role.replaced = not role.ignored and first[key_of(role.name)].root is not role.root
+            above = first.get(key_of(role.name))  # none for a name that is no name
+            role.replaced = not role.ignored and above is not None and above.root is not role.root
         for role in one.roles:
             if role.second_name is not None:
                 first.setdefault(key_of(role.second_name), role)

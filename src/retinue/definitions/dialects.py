@@ -42,6 +42,8 @@ class Dialect:
     """Its keys whose names mean something else here, or nothing of their own."""
     text_key: str | None = None
     """The key that holds the instructions where there is no text below the front matter."""
+    model_variant: re.Pattern[str] | None = None
+    """What stands behind a model's name for how much it thinks: the group `effort`."""
     takes_first_model: bool = False
     """Whether `model` may be a list of which the first that is there is meant."""
     tools: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NONE)
@@ -94,6 +96,9 @@ _COPILOT_SERVER: Final = re.compile(
     r"(?!(?:read|search|edit|execute|web|agent|vscode|runCommands|todo|new)/)(?P<server>[^/]+)/(?P<tool>.+)",
     re.IGNORECASE,
 )
+_LEVELS: Final = "off|none|minimal|low|medium|high|xhigh|max"
+_PI_VARIANT: Final = re.compile(rf":(?P<effort>{_LEVELS})$", re.IGNORECASE)
+_OPENCODE_VARIANT: Final = re.compile(r"#(?P<effort>[\w.-]+)$")
 _OPENCODE_AGENTS: Final = frozenset({"build", "plan", "general", "explore", "title", "summary", "compaction"})
 _OPENCODE_FILES: Final = ("opencode.json", "opencode.jsonc")
 
@@ -111,11 +116,18 @@ CODEX: Final = Dialect(
 )
 OPENCODE: Final = Dialect(
     "opencode",
-    (Place(".opencode/agents"), Place(".opencode/agent"), _config(".opencode"), _config("")),
+    (
+        Place(".opencode/agents", is_deep=True),
+        Place(".opencode/agent", is_deep=True),
+        _config(".opencode"),
+        _config(""),
+    ),
     (Place(".config/opencode/agents"), Place(".config/opencode/agent"), _config(".config/opencode")),
+    keys={"permissions": "permission", "system": "prompt"},
     text_key="prompt",
     tools={"edit": _EDITING},
     server=re.compile(r"(?P<server>.+?)_(?P<tool>\*)"),
+    model_variant=_OPENCODE_VARIANT,
     own_agents=_OPENCODE_AGENTS,
 )
 DIALECTS: Final = (
@@ -141,12 +153,19 @@ DIALECTS: Final = (
         tools=_COPILOT_TOOLS,
         server=_COPILOT_SERVER,
     ),
-    Dialect("pi", (Place(".pi/agents"),), (Place(".pi/agent/agents"),), keys={"thinking": "effort"}),
+    Dialect(
+        "pi",
+        (Place(".pi/agents"),),
+        (Place(".pi/agent/agents"),),
+        keys={"thinking": "effort"},
+        model_variant=_PI_VARIANT,
+    ),
     Dialect(
         "omp",
         (Place(".omp/agents"),),
         (Place(".omp/agent/agents"),),
         keys={"thinking_level": "effort", "thinking": "effort", "autoload_skills": "skills"},
+        model_variant=_PI_VARIANT,
         takes_first_model=True,
     ),
     Dialect(

@@ -35,6 +35,8 @@ _CANONICAL: Final = {
     "model_reasoning_effort": "effort",
     "disable": "disabled",
 }
+_TAKING: Final = ("permission", "exclude", "deny", "denied", "disallow", "forbid", "block", "restrict")
+"""How keys begin that take something away: passed over, a role would have more than its author gave it."""
 _SANDBOXES: Final = {"read-only": "read", "workspace-write": "write", "danger-full-access": "write"}
 
 
@@ -114,8 +116,12 @@ def _read(reading: _Reading, key: str, entry: Entry) -> None:
     reader = _READERS.get(key)
     if reader is None:
         ignored = IGNORED.get(key)
-        if ignored is None:
-            fields.ignore(entry, f"The key {entry.key[:64]!r} is not known here and is ignored.", "Remove it.")
+        if ignored is None and key.startswith(_TAKING):
+            cause = f"The key {entry.key[:64]!r} is not known here, and it may take rights away."
+            fields.fault(Broken(entry.line, cause, "Say it with 'tools' or 'disallowed_tools'."), entry)
+        elif ignored is None:
+            cause = f"The key {entry.key[:64]!r} is not known here and is ignored."
+            fields.ignore(entry, cause, "Check its spelling; it may stay for a program that reads it.")
         else:
             cause = f"{entry.key!r} is not acted on. {ignored.why}"
             fields.ignore(entry, cause, ignored.remedy, ignored.severity)
@@ -207,6 +213,11 @@ def _model(reading: _Reading, entry: Entry) -> None:
     written = phrase(entry)
     if reading.terms.dialect.takes_first_model:
         written = written.partition(",")[0].strip()
+    variant = reading.terms.dialect.model_variant
+    thinks = None if variant is None else variant.search(written)
+    if thinks is not None:
+        written = written[: thinks.start()]
+        reading.values.setdefault("effort", thinks["effort"].lower())
     name, why = model_name(written, reading.terms.aliases)
     if name is not None:
         reading.values["model"] = name

@@ -15,7 +15,7 @@ from retinue.definitions.dialects import Form
 from retinue.definitions.frontmatter import NESTING_MAX, Bare, Document, Entry, Tree, read_document, text_of
 
 DOTTED_MAX: Final = 100
-_AGENTS: Final = "agent"
+_AGENTS: Final = ("agent", "agents")
 """The key of a JSON file whose value is the map of definitions."""
 _DOTTED: Final = re.compile(
     r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){" + str(DOTTED_MAX) + "}"
@@ -95,10 +95,13 @@ def _json(data: bytes, stem: str) -> list[Part]:  # noqa: ARG001 - each definiti
     if not isinstance(table, dict):
         raise Broken(1, "The file is no JSON object.", "Begin it with '{'.")
     lines = _lines(plain)
-    agents: Any = cast("dict[str, Any]", table).get(_AGENTS, {})
-    if not isinstance(agents, dict):
-        raise Broken(lines[(_AGENTS,)], f"{_AGENTS!r} must be an object.", "Write one key for each agent's name.")
-    return [_part(name, value, lines) for name, value in cast("dict[str, Any]", agents).items()]
+    parts: list[Part] = []
+    for key in _AGENTS:
+        agents: Any = cast("dict[str, Any]", table).get(key, {})
+        if not isinstance(agents, dict):
+            raise Broken(lines[(key,)], f"{key!r} must be an object.", "Write one key for each agent's name.")
+        parts += [_part((key, name), value, lines) for name, value in cast("dict[str, Any]", agents).items()]
+    return parts
 
 
 def _blank(found: re.Match[str]) -> str:
@@ -106,13 +109,13 @@ def _blank(found: re.Match[str]) -> str:
     return found[0] if found["cut"] is None else " " + "\n" * found[0].count("\n")
 
 
-def _part(name: str, value: object, lines: Mapping[tuple[str, ...], int]) -> Part:
-    line = lines.get((_AGENTS, name), 1)
+def _part(path: tuple[str, str], value: object, lines: Mapping[tuple[str, ...], int]) -> Part:
+    line, name = lines.get(path, 1), path[1]
     if not isinstance(value, dict):
         return Part(name, broken=Broken(line, f"The agent {name[:64]!r} must be an object.", "Write its keys in '{}'."))
     table = cast("dict[str, Any]", value)
     try:
-        return Part(name, _document(table, lines, (_AGENTS, name)))
+        return Part(name, _document(table, lines, path))
     except Broken as broken:
         return Part(name, broken=broken)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from retinue.definitions.diagnostic import Broken
 from retinue.definitions.frontmatter import Entry
 from retinue.definitions.gathering import FALSE, TRUE, Fields, Terms, names
-from retinue.definitions.toolnames import CONNECTOR, DELEGATING, EVERYTHING, split_names
+from retinue.definitions.toolnames import CONNECTOR, DELEGATING, EVERYTHING, KNOWN, split_names
 
 TOOL_KEYS: Final = ("disallowed_tools", "permission", "tools")
 _ACTIONS: Final = frozenset({"allow", "ask", "deny"})
@@ -64,8 +64,13 @@ def _deny(fields: Fields, entry: Entry, terms: Terms, choice: _Choice, written: 
     if EVERYTHING & {name.lower() for name in written}:
         choice.limit([])
         fields.note("warning", entry.line, f"{entry.key!r} takes every tool away.", "Name those to take away.")
-    for name in written:
-        choice.denied.extend(found for found in terms.tools(name)[0] if name.lower() not in EVERYTHING)
+    for name in (name for name in written if name.lower() not in EVERYTHING):
+        found = terms.tools(name)[0]
+        choice.denied.extend(found)
+        unknown = [one for one in found if one not in KNOWN | terms.known_tools and not one.startswith(CONNECTOR)]
+        if unknown:
+            cause = f"There is no tool {name[:64]!r} here; nothing is taken away by it."
+            fields.note("warning", entry.line, cause, _instead(terms.known_tools))
 
 
 # -------------------------------------------------------------------------------------------------------------- tools
@@ -165,7 +170,8 @@ def _listed(found: list[str]) -> str:
 
 def _permission(fields: Fields, entry: Entry, terms: Terms, choice: _Choice) -> None:
     """Read a map of tools to allow, ask or deny: deny takes the tool away, the session decides on all others."""
-    table = _named(fields, entry, entry.value if isinstance(entry.value, dict) else {"*": entry.value})
+    value = _as_map(fields, entry) if isinstance(entry.value, list) else entry.value
+    table = _named(fields, entry, value if isinstance(value, dict) else {"*": value})
     actions = {name: _action(fields, entry, name, value) for name, value in table.items() if name not in _NO_TOOLS}
     denied = [name for name, action in actions.items() if action == "deny" and name != "*"]
     _deny(fields, entry, terms, choice, denied)
@@ -174,6 +180,25 @@ def _permission(fields: Fields, entry: Entry, terms: Terms, choice: _Choice) -> 
         return
     rest = "the session's approval mode decides on all others"
     fields.say(entry, f"never: {_listed(choice.denied)}; {rest}" if denied else rest)
+
+
+def _as_map(fields: Fields, entry: Entry) -> dict[str, Any]:
+    """Return an ordered list of rules as a map: the last one for a tool holds, what is denied in part is denied."""
+    found: dict[str, Any] = {}
+    for rule in cast("list[Any]", entry.value):
+        table = cast("dict[str, Any]", rule) if isinstance(rule, dict) else {}
+        name, effect = table.get("action"), table.get("effect")
+        if not isinstance(name, str) or not isinstance(effect, str) or effect.lower() not in _ACTIONS:
+            raise Broken(entry.line, f"A rule of {entry.key!r} cannot be understood.", "Write action and effect.")
+        is_whole = table.get("resource", "*") in ("*", "**")
+        if is_whole and name == "*":
+            found = {}
+        if is_whole or effect.lower() == "deny":
+            found[name] = effect
+        if not is_whole and effect.lower() == "deny":
+            cause = f"{name[:64]!r} is taken away: a tool cannot be allowed in part."
+            fields.note("warning", entry.line, cause, "Allow or deny it as a whole.")
+    return found
 
 
 def _action(fields: Fields, entry: Entry, name: str, value: object) -> str:

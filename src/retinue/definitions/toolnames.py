@@ -41,13 +41,26 @@ _SPELLINGS: Final = {
 _HERE: Final = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in (name, *spellings)} | {
     name: name for name in DELEGATING
 }
-_ITEM: Final = re.compile(r"[^\s,()]+(?:\([^)]*\))?")
-"""One name of a list, with what it is restricted to: `Bash(git diff:*)`."""
+KNOWN: Final = frozenset(_SPELLINGS) | DELEGATING
+"""Every tool that there is, or will be in a later version."""
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names in a text, separated by commas, blanks or both."""
-    return _ITEM.findall(text)
+    """Return the names in a text, separated by commas, blanks or both, each with what it is restricted to.
+
+    A restriction may hold separators and further parentheses: `Bash(git diff:*)`. One that is never closed takes the
+    rest of the text with it: nothing in it may be read as a name of its own.
+    """
+    names: list[str] = []
+    name, depth = "", 0
+    for char in text:
+        if depth == 0 and (char.isspace() or char in ",)"):
+            names.append(name)
+            name = ""
+            continue
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        name += char
+    return [found for found in (*names, name) if found.strip("(")]
 
 
 def tool_names(

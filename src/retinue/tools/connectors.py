@@ -149,37 +149,46 @@ def _server(name: str, table: ServerTable, environment: Mapping[str, str], cwd: 
         raise RetinueError("invalid", "give either a command or a url")
     if (table.transport == "stdio") != (table.command is not None) and table.transport is not None:
         raise RetinueError("invalid", f"the transport {table.transport} does not fit")
-    env = {key: expanded(value, environment) for key, value in table.env.items()}
-    headers = {key: expanded(value, environment) for key, value in table.headers.items()}
+    used: list[str] = []
+    env = {key: expanded(value, environment, used) for key, value in table.env.items()}
+    headers = {key: expanded(value, environment, used) for key, value in table.headers.items()}
+    url = expanded(table.url or "", environment, used)
     command = None
     if table.command is not None:
         base = {key: environment[key] for key in SAFE_VARIABLES if key in environment}
         command = Command(
-            command=expanded(table.command, environment),
-            args=tuple(expanded(arg, environment) for arg in table.args),
+            command=expanded(table.command, environment, used),
+            args=tuple(expanded(arg, environment, used) for arg in table.args),
             env={**base, **env},
-            cwd=os.path.join(cwd, expanded(table.cwd or ".", environment)),
+            cwd=os.path.join(cwd, expanded(table.cwd or ".", environment, used)),
         )
     return Server(
         name=name,
         command=command,
-        url=expanded(table.url or "", environment),
+        url=url,
         headers=headers,
         legacy_sse=table.transport == "sse",
         startup_timeout_s=table.startup_timeout_s,
         call_timeout_s=table.call_timeout_s,
-        secrets=tuple(value for value in (*env.values(), *headers.values()) if len(value) >= SECRET_MIN_CHARS),
+        secrets=tuple(value for value in (*env.values(), *headers.values(), *used) if len(value) >= SECRET_MIN_CHARS),
     )
 
 
-def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Return a text with `${NAME}` and `${NAME:-default}` filled in; raise `invalid` for a variable that is not set."""
+def expanded(text: str, environment: Mapping[str, str], used: list[str]) -> str:
+    """Return a text with `${NAME}` and `${NAME:-default}` filled in; raise `invalid` for a variable that is not set.
+
+    What came from the environment is added to `used`: any of it may be a key. As in a shell, the default also stands
+    for an empty variable.
+    """
 
     def fill(found: re.Match[str]) -> str:
-        value = environment.get(found[1]) or found[2]
+        default: str | None = found[2]
+        value = environment.get(found[1], default)
         if value is None:
             raise RetinueError("invalid", f"the variable {found[1]} is not set")
-        return value
+        if found[1] in environment:
+            used.append(value)
+        return value or default or ""
 
     return _VARIABLE.sub(fill, text)
 

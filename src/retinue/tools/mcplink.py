@@ -6,8 +6,10 @@ which everything that must be left where it was entered is left.
 
 import asyncio
 import importlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -26,6 +28,12 @@ TOOLS_MAX: Final = 128
 PAGES_MAX: Final = 32
 LEFT_MAX_S: Final = 5.0
 """Seconds that a connection has to be left."""
+SIGN_OF_LIFE_MAX_S: Final = 5.0
+"""Seconds that a server which let a call time out has to answer a ping before it is started anew."""
+CONNECT_MAX_S: Final = 30.0
+READ_MAX_S: Final = 300.0
+_ENDED: Final = ("Connection closed", "Session terminated")
+"""What the SDK says of a connection that is no more."""
 
 
 class Begin(Protocol):
@@ -68,6 +76,8 @@ class Link:
         self._leave = asyncio.Event()
         self._opening = asyncio.Lock()
         self._starts = 0
+        self._doubtful = False
+        """Whether the last call timed out: the next one asks first whether the server is there."""
 
     async def tools(self) -> list[Any]:
         """Open the connection and return the tools that the server has, at most `TOOLS_MAX`. Raises `LinkError`."""
@@ -89,18 +99,27 @@ class Link:
         return found[:TOOLS_MAX]
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        """Return the result of one call; a server that died before is started again. Raises `LinkError`."""
+        """Return the result of one call; a server that died before is started again. Raises `LinkError`.
+
+        A call that is given up is not waited for: the server hears of it, and has its own time for that.
+        """
         session = await self._open()
-        limit = self.server.call_timeout_s
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        asked = self._begin(_ask(session, tool, dict(arguments), answer))
         try:
-            async with asyncio.timeout(limit):
-                result = await session.call_tool(tool, dict(arguments))
+            result = await asyncio.wait_for(answer, self.server.call_timeout_s)
         except TimeoutError as error:
-            raise self._error(f"did not answer within {limit:g} s") from error
+            self._doubtful = True
+            raise self._error(f"did not answer within {self.server.call_timeout_s:g} s") from error
         except Exception as error:
+            why = _plain(error)
+            if any(word in why for word in _ENDED):
+                self._process.why_gone = self._process.why_gone or "the connection ended"
             if self._is_gone():
                 raise self._error(f"is gone: {self._process.why_gone or 'the connection ended'}") from error
-            raise self._error(f"could not do it: {_plain(error)}") from error
+            raise self._error(f"could not do it: {why}") from error
+        finally:
+            asked.cancel()
         self._starts = 0
         return result
 
@@ -119,12 +138,13 @@ class Link:
     async def _open(self) -> Any:
         """Return the open session, or open one; calls that come meanwhile wait for the same."""
         async with self._opening:
-            if not self._is_gone():
+            if not self._is_gone() and await self._answers():
                 return self._session
             await self.close()
             if self._starts >= STARTS_IN_A_ROW_MAX:
                 raise self._error(f"ended {self._starts} times in a row; it is not started again")
             self._starts += 1
+            self._doubtful = False
             self._leave = asyncio.Event()
             self._process = Process(self._clock.sleep)
             ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -139,6 +159,17 @@ class Link:
                 raise
             return self._session
 
+    async def _answers(self) -> bool:
+        """Return whether a server is there; only one that has let a call time out is asked."""
+        if self._doubtful:
+            try:
+                async with asyncio.timeout(SIGN_OF_LIFE_MAX_S):
+                    await self._session.send_ping()
+            except Exception:  # noqa: BLE001 - whatever it is, it is no sign of life
+                return False
+            self._doubtful = False
+        return True
+
     async def _abandon(self) -> None:
         task, self._task = self._task, None
         if task is not None:
@@ -149,7 +180,7 @@ class Link:
         """Hold the connection open from one task until it is to be left, or the server is gone."""
         try:
             async with self._connected() as session:
-                await session.initialize()
+                await _greet(session)
                 if not ready.done():
                     ready.set_result(session)
                 await leave.wait()
@@ -163,7 +194,7 @@ class Link:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[Any]:
-        session_of = _loaded("mcp.client.session", "ClientSession")
+        session_of = _session_class()
         async with AsyncExitStack() as stack:
             if self.server.command is not None:
                 anyio = importlib.import_module("anyio")
@@ -176,8 +207,7 @@ class Link:
     async def _http(self, stack: AsyncExitStack) -> Any:
         if self.server.legacy_sse:
             return _loaded("mcp.client.sse", "sse_client")(self.server.url, headers=dict(self.server.headers))
-        make = _loaded("mcp.shared._httpx_utils", "create_mcp_http_client")
-        client = await stack.enter_async_context(make(headers=dict(self.server.headers)))
+        client = await stack.enter_async_context(_http_client(self.server.headers))
         open_streams = _loaded("mcp.client.streamable_http", "streamable_http_client")
         return open_streams(self.server.url, http_client=client, max_sse_event_size=EVENT_MAX_BYTES)
 
@@ -197,6 +227,83 @@ def require_sdk() -> None:
         raise RetinueError(
             "unsupported", "MCP servers are configured, but the extra is not installed.", "pip install 'retinue[mcp]'"
         ) from error
+
+
+async def _ask(session: Any, tool: str, arguments: dict[str, Any], answer: "asyncio.Future[Any]") -> None:
+    try:
+        result = await session.call_tool(tool, arguments)
+    except Exception as error:  # noqa: BLE001 - whatever the SDK raises is this call's answer
+        if not answer.done():
+            answer.set_exception(error)
+            answer.exception()
+    else:
+        if not answer.done():
+            answer.set_result(result)
+
+
+async def _greet(session: Any) -> None:
+    """Agree on a version of the protocol: the handshake that nearly all servers speak, else the newer discovery."""
+    try:
+        await session.initialize()
+    except Exception as error:
+        is_refusal = type(error).__name__ == "MCPError" and not any(word in str(error) for word in _ENDED)
+        if not is_refusal:
+            raise
+        await session.discover()
+
+
+@cache
+def _session_class() -> Callable[..., Any]:
+    """Return the SDK's session without its check of results against the server's own schema.
+
+    A pattern in such a schema runs on the event loop, for ever if the server wants it to.
+    """
+    base = _loaded("mcp.client.session", "ClientSession")
+    logging.getLogger("mcp").addHandler(logging.NullHandler())
+    logging.getLogger("client").addHandler(logging.NullHandler())
+    return type("Session", (cast("type", base),), {"validate_tool_result": _unchecked})
+
+
+async def _unchecked(_session: Any, _name: str, _result: Any) -> None:
+    """Check nothing."""
+
+
+def _http_client(headers: Mapping[str, str]) -> Any:
+    """Return an HTTP client whose answers are bounded; what a server packs is refused: it may unpack to anything."""
+    library: Any = importlib.import_module("httpx2")
+
+    async def bound(response: Any) -> None:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError("it sent a packed answer, which was not asked for")
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            response.stream = _bounded(library)(response.stream)
+
+    return library.AsyncClient(
+        headers={**headers, "Accept-Encoding": "identity"},
+        timeout=library.Timeout(CONNECT_MAX_S, read=READ_MAX_S),
+        event_hooks={"response": [bound]},
+        trust_env=False,
+    )
+
+
+@cache
+def _bounded(library: Any) -> Callable[[Any], Any]:
+    async def read(self: Any) -> AsyncGenerator[bytes]:
+        size = 0
+        async for piece in self.inner:
+            size += len(piece)
+            if size > EVENT_MAX_BYTES:
+                raise ValueError(f"it sent an answer of more than {EVENT_MAX_BYTES} bytes")
+            yield piece
+
+    async def close(self: Any) -> None:
+        await self.inner.aclose()
+
+    def begin(self: Any, inner: Any) -> None:
+        self.inner = inner
+
+    made: Any = type("Bounded", (library.AsyncByteStream,), {"__init__": begin, "__aiter__": read, "aclose": close})
+    return made
 
 
 def _loaded(module: str, name: str) -> Callable[..., Any]:

@@ -17,6 +17,9 @@ LINE_MAX_BYTES: Final = 40 * 1024 * 1024
 """Bytes of one message: a result of 16 MiB fits, also one that says everything twice, as text and as structure."""
 NOISE_MAX: Final = 100_000
 """Messages in a row that answer nothing."""
+NOISE_MAX_BYTES: Final = 64 * 1024 * 1024
+QUESTIONS_MAX: Final = 1_000
+"""Questions of a server in one connection: each is refused, and a refusal must be read by it."""
 YIELD_EVERY: Final = 64
 STDERR_TAIL_BYTES: Final = 4096
 END_GRACE_S: Final = 1.0
@@ -43,6 +46,30 @@ class _Message(msgspec.Struct):
     method: str | None = None
 
 
+class _Flood:
+    """Counts what a server sends that answers nothing."""
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = self.questions = 0
+
+    def add(self, line: bytes) -> str | None:
+        """Count a line that answers nothing; return why that is too much."""
+        self.messages += 1
+        self.bytes += len(line)
+        if self.messages > NOISE_MAX or self.bytes > NOISE_MAX_BYTES:
+            return f"it sent {self.messages} messages, {self.bytes} bytes, that answer nothing"
+        return None
+
+    def ask(self) -> str | None:
+        """Count a question; return why that is too much."""
+        self.questions += 1
+        return f"it asked {self.questions} questions" if self.questions > QUESTIONS_MAX else None
+
+    def answer(self) -> None:
+        """Forget what came before an answer."""
+        self.messages = self.bytes = 0
+
+
 class Process:
     """A started server."""
 
@@ -51,6 +78,7 @@ class Process:
         self.why_gone = ""
         self._pause = pause
         self._tail = b""
+        self._asked: set[str] = set()
 
     @property
     def tail(self) -> str:
@@ -90,32 +118,50 @@ class Process:
 
     async def _read(self, process: Any, to_us: Any, parse: Callable[[bytes], Any]) -> None:
         async with to_us:
-            noise = 0
-            while True:
+            flood = _Flood()
+            lines = 0
+            while not self.why_gone:
                 try:
                     line = await process.stdout.readline()
                 except ValueError:
                     self.why_gone = f"it sent a message of more than {LINE_MAX_BYTES} bytes"
                     return
                 if not line:
-                    self.why_gone = self.why_gone or "it ended"
+                    self.why_gone = "it ended"
                     return
-                if not _answers(line):
-                    noise += 1
-                    if noise > NOISE_MAX:
-                        self.why_gone = f"it sent {NOISE_MAX} messages that answer nothing"
-                        return
-                    if noise % YIELD_EVERY == 0:
-                        await self._pause(0)
-                    continue
-                noise = 0
-                message = parse(line)
+                lines += 1
+                if lines % YIELD_EVERY == 0:
+                    await self._pause(0)
+                wanted, too_much = self._look_at(line, flood)
+                self.why_gone = too_much or ""
+                message = parse(line) if wanted and not too_much else None
                 if message is not None:
                     await to_us.send(message)
+
+    def _look_at(self, line: bytes, flood: _Flood) -> tuple[bool, str | None]:
+        """Return whether a line is to be passed on, and why the connection must end."""
+        try:
+            message = msgspec.json.decode(line, type=_Message)
+        except (msgspec.DecodeError, RecursionError):
+            # Text between messages is passed over; an answer that cannot be read would be waited for in vain.
+            if line.lstrip().startswith(b"{") and b'"id"' in line:
+                return False, "it sent an answer that cannot be read"
+            return False, flood.add(line)
+        if message.id is None:
+            return False, flood.add(line)
+        if message.method is not None:
+            return True, flood.ask()
+        if str(message.id) not in self._asked:
+            return False, flood.add(line)
+        self._asked.discard(str(message.id))
+        flood.answer()
+        return True, None
 
     async def _write(self, process: Any, to_them: Any, to_us: Any) -> None:
         try:
             async for item in to_them:
+                if getattr(item.message, "method", None) is not None and hasattr(item.message, "id"):
+                    self._asked.add(str(item.message.id))
                 body = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(body.encode() + b"\n")
                 await process.stdin.drain()
@@ -126,14 +172,6 @@ class Process:
     async def _listen(self, process: Any) -> None:
         while data := await process.stderr.read(65_536):
             self._tail = (self._tail + data)[-STDERR_TAIL_BYTES:]
-
-
-def _answers(line: bytes) -> bool:
-    """Return whether a line is an answer, or a question that wants one."""
-    try:
-        return msgspec.json.decode(line, type=_Message).id is not None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return False
 
 
 async def _end(process: Any) -> None:

@@ -24,7 +24,7 @@ def main() -> None:
         sys.stdout.write("no JSON here\n" * 200_000)
         time.sleep(600)
     if kind == "dies":
-        sys.exit("no such thing, secret-of-mine")
+        sys.exit(" ".join(["no such thing, secret-of-mine", *sys.argv[2:]]))
     for line in sys.stdin:
         asked = json.loads(line)
         if "id" in asked:
@@ -47,6 +47,11 @@ def answer(kind: str, asked: dict) -> None:
     elif asked["method"] == "tools/call":
         call(kind)
         said = {"content": [{"type": "text", "text": "went"}]}
+        if kind == "unreadable":
+            say({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [], "x": float("nan")}})
+            return
+        if kind == "pattern":
+            said = {"content": [], "structuredContent": {"a": "a" * 40 + "!"}}
     say({"jsonrpc": "2.0", "id": asked["id"], "result": said})
 
 
@@ -56,26 +61,70 @@ def tools(kind: str) -> list:
         odd = ["a b", "a_b", "x" * 90, "é", "huge"]
         schemas = {"huge": {"type": "object", "description": "y" * 70_000}}
         return [{"name": name, "inputSchema": schemas.get(name, {"type": "object"})} for name in odd]
+    if kind == "pattern":
+        shape = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+        return [{**TOOLS[0], "outputSchema": shape}]
     return TOOLS
 
 
 def call(kind: str) -> None:
     """Do something before the answer."""
-    if kind == "floods":
-        while True:
-            sys.stdout.write('{"jsonrpc":"2.0","method":"notifications/message","params":{}}\n' * 1000)
-    if kind == "one line":
-        sys.stdout.write("x" * (64 * 1024 * 1024))
-        sys.stdout.flush()
+    ODD.get(kind, lambda: None)()
+
+
+def flood() -> None:
+    """Send notifications for ever."""
+    while True:
+        sys.stdout.write('{"jsonrpc":"2.0","method":"notifications/message","params":{}}\n' * 1000)
+
+
+def ask_much() -> None:
+    """Ask more than anybody should."""
+    for number in range(5_000):
+        say({"jsonrpc": "2.0", "id": f"q{number}", "method": "roots/list"})
+    time.sleep(600)
+
+
+def answer_much() -> None:
+    """Answer what nobody asked."""
+    for number in range(200_000):
+        say({"jsonrpc": "2.0", "id": number + 10_000, "result": {}})
+    time.sleep(600)
+
+
+def write_one_line() -> None:
+    """Send one endless message."""
+    sys.stdout.write("x" * (64 * 1024 * 1024))
+    sys.stdout.flush()
+    time.sleep(600)
+
+
+def turn_deaf() -> None:
+    """Read nothing any more, unless a note says otherwise."""
+    with open(os.environ["NOTES"], "a+") as file:
+        file.seek(0)
+        hears = "hear" in file.read()
+        file.write("deaf")
+    if not hears:
         time.sleep(600)
-    if kind == "always dies":
-        os._exit(1)
-    if kind == "forks":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        sys.stderr.write(f"child {child.pid}\n")
-        sys.stderr.flush()
-        with open(os.environ["NOTES"], "w") as file:
-            file.write(str(child.pid))
+
+
+def leave_a_child() -> None:
+    """Start a process and note its number."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(os.environ["NOTES"], "w") as file:
+        file.write(str(child.pid))
+
+
+ODD = {
+    "floods": flood,
+    "asks": ask_much,
+    "answers": answer_much,
+    "one line": write_one_line,
+    "deaf": turn_deaf,
+    "always dies": lambda: os._exit(1),
+    "forks": leave_a_child,
+}
 
 
 if __name__ == "__main__":
