@@ -12,10 +12,10 @@ from typing import Any
 import retinue
 from retinue.testing.scripted import ScriptedModel
 
-PROGRAM = Path(tempfile.mkdtemp(), "stock.py")
+FOLDER = tempfile.TemporaryDirectory()
+PROGRAM = Path(FOLDER.name, "stock.py")
 SERVER = """
 from mcp.server.mcpserver import MCPServer
-
 server = MCPServer("stock")
 @server.tool()
 def count(item: str) -> int:
@@ -55,5 +55,6 @@ async def main() -> None:
                 print("refused to a child that was not given it")
 
 
-PROGRAM.write_text(SERVER)
-asyncio.run(main())
+with FOLDER:
+    PROGRAM.write_text(SERVER)
+    asyncio.run(main())

@@ -86,9 +86,12 @@ def test_a_projects_own_file_acts_once_its_content_is_trusted_and_not_after_a_ch
     untrusted = retinue(project, *command, env=home)
     assert [(outcome, code) for outcome, code, _ in _answers(untrusted)] == [("refused", "unknown_tool")]
     assert "retinue trust" in untrusted.err
+    assert "nobody has trusted this content yet" in retinue(project, "doctor", env=home).out
     assert not started.exists()
 
     assert retinue(project, "trust", env=home).code == 0
+    assert "demo (not started by this check)" in retinue(project, "doctor", env=home).out
+    assert not started.exists()
     trusted = retinue(project, *command, env=home)
     assert [text for _, _, text in _answers(trusted)] == ["42"], trusted.err
     assert started.exists()

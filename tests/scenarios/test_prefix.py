@@ -384,6 +384,7 @@ def test_over_real_http_a_fork_begins_with_its_parents_bytes_and_its_session_goe
             root = await runtime.create_session(cwd=tmp_path)
             for text in ("first", "second", "delegate"):
                 assert (await root.prompt(text).result).status == "completed"
+        await model.aclose()
 
     server = Wire(*lines)
     with server:

@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -280,37 +280,48 @@ def test_nothing_of_a_server_is_left_when_the_runtime_closes(tmp_path: Path) -> 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_server_over_http_is_called_cancelled_and_may_come_back(tmp_path: Path) -> None:
-    async def scene(url: str) -> None:
-        async with connected(
-            {"web": {"url": url, "headers": {"X-Key": "secret"}, "call_timeout_s": 20.0}}
-        ) as connectors:
-            assert (await ask(connectors, "mcp__web__add", a=1, b=2)).text == "3"
-            assert len((await ask(connectors, "mcp__web__large", mebibytes=10)).text) > 10_000_000
-            call = asyncio.create_task(ask(connectors, "mcp__web__hang"))
-            await until(tmp_path / "notes", "hanging")
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await until(tmp_path / "notes", "cancelled")
-            died = await ask(connectors, "mcp__web__die")
-            assert died.outcome == "error"
-            again = await ask(connectors, "mcp__web__add", a=1, b=2)
-            assert again.outcome == "error"  # nobody serves there any more
-            assert "secret" not in again.text
-
-    with subprocess.Popen(
-        [PYTHON, str(SERVERS / "demo.py"), "http"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NOTES": str(tmp_path)},
-    ) as server:
+@contextmanager
+def served(kind: str, notes: Path, port: int = 0) -> Generator[int]:
+    """Run the demo server over HTTP and yield its port."""
+    command = [PYTHON, str(SERVERS / "demo.py"), kind, str(port)]
+    environment = {**os.environ, "NOTES": str(notes)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
-            url = f"http://127.0.0.1:{int(server.stdout.readline())}/mcp"
-            asyncio.run(asyncio.wait_for(scene(url), 90))
+            yield int(server.stdout.readline())
         finally:
             server.kill()
+
+
+def test_a_server_over_http_is_called_cancelled_and_may_come_back(tmp_path: Path) -> None:
+    async def scene(connectors: Connectors) -> None:
+        assert (await ask(connectors, "mcp__web__add", a=1, b=2)).text == "3"
+        assert len((await ask(connectors, "mcp__web__large", mebibytes=10)).text) > 10_000_000
+        call = asyncio.create_task(ask(connectors, "mcp__web__hang"))
+        await until(tmp_path / "notes", "hanging")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(tmp_path / "notes", "cancelled")
+        died = await ask(connectors, "mcp__web__die")
+        assert died.outcome == "error"
+        nobody = await ask(connectors, "mcp__web__add", a=1, b=2)
+        assert nobody.outcome == "error"
+        assert "secret" not in nobody.text
+        with served("http", tmp_path, port):
+            assert (await ask(connectors, "mcp__web__add", a=1, b=2)).text == "3"
+
+    with served("http", tmp_path) as port:
+        url = f"http://127.0.0.1:{port}/mcp"
+        play(scene, {"web": {"url": url, "headers": {"X-Key": "secret"}, "call_timeout_s": 20.0}})
+
+
+def test_a_server_of_the_older_form_is_called_too(tmp_path: Path) -> None:
+    async def scene(connectors: Connectors) -> None:
+        assert (await ask(connectors, "mcp__web__add", a=1, b=2)).text == "3"
+
+    with served("sse", tmp_path) as port:
+        play(scene, {"web": {"url": f"http://127.0.0.1:{port}/sse", "transport": "sse", "call_timeout_s": 20.0}})
 
 
 def test_variables_are_filled_in_and_one_that_is_not_set_is_said() -> None:

@@ -23,6 +23,8 @@ from retinue.stores.filesystem import network_file_system, warning
 from retinue.stores.owner import read_owner
 from retinue.stores.schema import VERSION
 from retinue.stores.sqlite import SQLiteStore, open_reading
+from retinue.tools.connectors import servers_of
+from retinue.tools.mcplink import require_sdk
 
 PYTHON_LEAST: Final = (3, 11)
 SQLITE_LEAST: Final = (3, 51, 3)
@@ -93,6 +95,7 @@ def _places(options: Where, file_system: Callable[[Path], str | None]) -> list[C
         *_record(settings),
         _model(settings),
         *_keys(settings),
+        *_servers(settings),
     ]
 
 
@@ -219,3 +222,17 @@ def _keys_of(rows: list[ConnectionRow]) -> list[Check]:
         for row in rows
         if row.api_key_env is not None
     ]
+
+
+def _servers(settings: Settings) -> list[Check]:
+    """Return what is known of MCP servers without starting any."""
+    found, problems = servers_of(settings.mcp, settings.environ, str(settings.project))
+    said = [Check("mcp", "warn", problem) for problem in (*settings.notes, *problems)]
+    if found:
+        names = ", ".join(server.name for server, _ in found)
+        try:
+            require_sdk()
+        except RetinueError as error:
+            return [*said, Check("mcp", "fail", error.detail, error.hint)]
+        return [*said, Check("mcp", "ok", f"{names} (not started by this check)")]
+    return said

@@ -206,7 +206,8 @@ class Link:
 
     async def _http(self, stack: AsyncExitStack) -> Any:
         if self.server.legacy_sse:
-            return _loaded("mcp.client.sse", "sse_client")(self.server.url, headers=dict(self.server.headers))
+            open_sse = _loaded("mcp.client.sse", "sse_client")
+            return open_sse(self.server.url, headers=dict(self.server.headers), httpx_client_factory=_http_client)
         client = await stack.enter_async_context(_http_client(self.server.headers))
         open_streams = _loaded("mcp.client.streamable_http", "streamable_http_client")
         return open_streams(self.server.url, http_client=client, max_sse_event_size=EVENT_MAX_BYTES)
@@ -268,8 +269,11 @@ async def _unchecked(_session: Any, _name: str, _result: Any) -> None:
     """Check nothing."""
 
 
-def _http_client(headers: Mapping[str, str]) -> Any:
-    """Return an HTTP client whose answers are bounded; what a server packs is refused: it may unpack to anything."""
+def _http_client(headers: Mapping[str, str], **_more: Any) -> Any:
+    """Return an HTTP client whose answers are bounded; what a server packs is refused: it may unpack to anything.
+
+    The SDK bounds events itself. What else it would set (times, its own ways to sign in) is not taken.
+    """
     library: Any = importlib.import_module("httpx2")
 
     async def bound(response: Any) -> None:

@@ -91,13 +91,16 @@ def leave_a_child() -> str:
 def main() -> None:
     """Serve."""
     note(f"started {os.getpid()}")
-    if sys.argv[1:] != ["http"]:
+    if sys.argv[1:] == []:
         server.run("stdio")
         return
+    kind, port = sys.argv[1:]
     door = socket.socket()
-    door.bind(("127.0.0.1", 0))
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind(("127.0.0.1", int(port)))
+    app = server.sse_app() if kind == "sse" else server.streamable_http_app()
+    door.listen()
     print(door.getsockname()[1], flush=True)
-    app = server.streamable_http_app()
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[door])
 
 
