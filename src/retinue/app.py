@@ -174,7 +174,9 @@ class Runtime:
         shelf = SkillShelf(self.settings.home, str(folder))
         workspace = (*workspace_tools(), *skill_tools(shelf))
         known = [made.schema.name for made in (*workspace, *custom)]
-        catalog = Catalog(self.settings.home, known_tools=known, model_aliases=self.settings.model_aliases)
+        catalog = Catalog(
+            self.settings.home, known_tools=known, model_aliases=self.settings.model_aliases, data_dir=folder
+        )
         parts = Parts(
             store=store,
             executor=executor,
@@ -210,7 +212,7 @@ class Runtime:
                 kernel.tools.add(made)
             except RetinueError as error:
                 problems.append(f"A tool of an MCP server is left out: {error.detail}")
-        for problem in (*settings.notes, *problems, *connectors.problems):
+        for problem in dict.fromkeys((*settings.notes, *problems, *connectors.problems)):
             _LOG.warning("retinue: warning: %s", problem)
 
     def open_store(self, folder: Path) -> SQLiteStore:

@@ -98,3 +98,24 @@ def test_a_file_without_a_name_makes_nothing_else_unusable(path: str, project: P
     assert [snapshot.name for snapshot in catalog.list(str(project))[0]] == ["good"]
     assert catalog.find("good", str(project)).name == "good"
     assert catalog.check(str(project))
+
+
+def test_a_tool_of_ones_own_that_is_called_like_another_programs_can_be_named(project: Path) -> None:
+    write(project, ".agents/agents/one.md", md("tools: write, view"))
+    found = Catalog(None, None, (*TOOLS, "write")).find("one", str(project))
+    assert found.tools == ("write", "read_file")
+
+
+@pytest.mark.parametrize("key", ["prompt", "system"])
+def test_no_definition_takes_its_text_from_the_data_directory(key: str, project: Path) -> None:
+    write(project, ".retinue/config.toml", "model = 'offline'")
+    write(project, "notes.md", "Work well.")
+    catalog = Catalog(None, None, TOOLS, data_dir=project / ".retinue")
+    for file, agent in ((".retinue/config.toml", "bad"), ("notes.md", "good")):
+        agents = {agent: {"description": "d", key: f"{{file:{file}}}"}}
+        write(project, "opencode.json", json.dumps({"agents": agents}))
+        if agent == "bad":
+            with pytest.raises(RetinueError, match="closed to agents"):
+                catalog.find(agent, str(project))
+        else:
+            assert catalog.find(agent, str(project)).instructions == "Work well."

@@ -217,7 +217,7 @@ def test_links_out_are_ignored_and_links_inside_are_followed(project: Path, home
     assert {(s.name, s.layer) for s in skills.values()} == {("real", "project"), ("alias", "project"), ("out", "user")}
     reported = [(f.name, f.cause) for f in findings]
     assert ("out", "The link leads out of its folder.") in reported
-    assert (None, "It is a link that leads out of its place.") in reported
+    assert (None, "It leads out of its place.") in reported
     assert len(reported) == 3, "the same folder under a second name is no second finding"
 
 
@@ -240,8 +240,8 @@ def test_a_skill_file_that_is_a_pipe_a_loop_a_folder_or_a_link_out_is_refused_un
         "pipe": "It is no ordinary file.",
         "loop": "It cannot be read",
         "folder": "It is no ordinary file.",
-        "link": "It is a link that leads out of its place.",
-        "environ": "It is a link that leads out of its place.",
+        "link": "It leads out of its place.",
+        "environ": "It leads out of its place.",
     }
 
 

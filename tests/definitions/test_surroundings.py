@@ -182,11 +182,11 @@ def test_what_is_no_readable_text_is_left_out_with_a_line_that_says_why(project:
         "It is not UTF-8 text.",
         "It is no ordinary file.",
         "It is no ordinary file.",
-        "It is a link that leads out of its place.",
+        "It leads out of its place.",
     ]
     assert causes[6].startswith("It cannot be read: Too many levels")
     assert causes[7].startswith("It cannot be read: No such file")
-    assert causes[8] == "It is a link that leads out of its place."
+    assert causes[8] == "It leads out of its place."
     assert framed(block) == {}
     assert "secret" not in block
 

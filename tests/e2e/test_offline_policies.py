@@ -97,7 +97,9 @@ def test_with_one_slot_that_rejects_the_parts_go_to_one_explorer_after_the_other
     lines = _run(tmp_path, "--policy", policy, *one)
     assert "6 by explorers, 0 looked at by the parent itself." in _require_whole(lines, tmp_path)
     assert len(_settled(lines)) == 6
-    _require_few_waits(lines, policy, 6)
+    # One that ends while the same message still asks for the next makes room for it: then one wait is for both.
+    waits = len(_of_tool(lines, "wait_agent"))
+    assert waits == 0 if policy in HELD else waits <= 6, waits
 
 
 @pytest.mark.parametrize("policy", POLICIES)

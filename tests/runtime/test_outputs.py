@@ -66,8 +66,10 @@ def _nested(levels: int) -> dict[str, Any]:
         ({"$ref": "#/$defs/x"}, "'#/\\$defs/x' leads nowhere"),
         ({"properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}, "leads nowhere"),
         (_nested(150), "nested too deeply"),
+        ({"description": "\ud800"}, "cannot be written as JSON"),
+        ({"const": {1, object()}}, "cannot be written as JSON"),
     ],
-    ids=["no such part", "elsewhere", "deep"],
+    ids=["no such part", "elsewhere", "deep", "half a character", "no JSON"],
 )
 def test_a_schema_that_could_never_be_checked_is_refused_at_once(schema: dict[str, Any], why: str) -> None:
     with pytest.raises(RetinueError, match=why):

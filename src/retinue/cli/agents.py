@@ -73,7 +73,7 @@ def agents_check(path: str | None, *, cwd: str | None, keys: bool, as_json: bool
 def _catalog(cwd: str | None) -> tuple[Catalog, str]:
     folder = workspace(cwd or ".")
     settings = read_settings(start=folder)
-    return Catalog(settings.home, model_aliases=settings.model_aliases), folder
+    return Catalog(settings.home, model_aliases=settings.model_aliases, data_dir=settings.data_dir), folder
 
 
 # --------------------------------------------------------------------------------------------------------- the list

@@ -18,7 +18,7 @@ def require_new_session(settings: Settings, session: Mapping[str, Any]) -> None:
     policy = with_changes(named(session.get("policy", "standard")), settings.policy)
     with_changes(policy, session.get("set", {}))
     agent = session.get("agent")
-    catalog = Catalog(settings.home, model_aliases=settings.model_aliases)
+    catalog = Catalog(settings.home, model_aliases=settings.model_aliases, data_dir=settings.data_dir)
     definition = None if agent is None else catalog.find(agent, session["cwd"])
     model = session.get("model") or (definition.model if definition is not None else None) or settings.model
     if model is None:

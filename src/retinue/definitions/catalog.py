@@ -42,14 +42,21 @@ class Catalog:
         builtin: Path | None = BUILTIN,
         known_tools: Collection[str] = READING,
         model_aliases: Mapping[str, str] | None = None,
+        data_dir: str | Path | None = None,
     ) -> None:
         """Keep where to look: `home` and `builtin` may be null; `known_tools` are the tools a definition may name.
 
-        `model_aliases` say what the model names in definitions mean here: `{"sonnet": "anthropic:NAME"}`.
+        `model_aliases` say what the model names in definitions mean here: `{"sonnet": "anthropic:NAME"}`. No definition
+        takes a text from `data_dir`.
         """
         self._home: Final = home
         self._builtin: Final = builtin
-        self._terms: Final = Terms(OWN, frozenset(known_tools), dict(model_aliases or {}))
+        self._terms: Final = Terms(
+            OWN,
+            frozenset(known_tools),
+            dict(model_aliases or {}),
+            () if data_dir is None else (Path(data_dir).resolve(),),
+        )
 
     def list(self, cwd: str) -> tuple[tuple[Snapshot, ...], tuple[Diagnostic, ...]]:
         """Return the definitions that hold in a project, in order, and every finding. Blocks.

@@ -149,7 +149,7 @@ def _instructions(fields: Fields, body: str, entry: Entry | None) -> None:
     if "\0" in body:
         fields.fault(Broken(None, "The instructions hold a zero byte.", "Remove it."))
     if not body.strip() and not fields.disabled:
-        fields.note("warning", None, "There are no instructions below the front matter.", "Write what the role does.")
+        fields.note("warning", None, "There are no instructions.", "Write what the role does.")
 
 
 # ------------------------------------------------------------------------------------------------------ what it is for

@@ -5,6 +5,7 @@ A fault in one key is kept and the reading goes on, so that no fault hides anoth
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from retinue.definitions.diagnostic import Broken, Finding, KeyReport, Severity
@@ -25,9 +26,13 @@ class Terms:
     dialect: Dialect = OWN
     known_tools: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    closed: tuple[Path, ...] = ()
+    """Folders that no definition may take a text from."""
 
     def tools(self, written: str) -> tuple[tuple[str, ...], bool]:
-        """Return what a tool is called here, and whether it was restricted."""
+        """Return what a tool is called here, and whether it was restricted; what a tool is called here comes first."""
+        if written in self.known_tools:
+            return (written,), False
         return tool_names(written, self.dialect.tools, self.dialect.server)
 
 
@@ -47,8 +52,10 @@ class Fields:
     """Whether another dialect's word holds it to reading, whatever `access` says."""
 
     def note(self, severity: Severity, line: int | None, cause: str, remedy: str) -> None:
-        """Keep a finding."""
-        self.findings.append(Finding(severity=severity, line=line, cause=cause, remedy=remedy))
+        """Keep a finding, once."""
+        found = Finding(severity=severity, line=line, cause=cause, remedy=remedy)
+        if found not in self.findings:
+            self.findings.append(found)
 
     def say(self, entry: Entry, meaning: str) -> None:
         """Report a key as understood."""

@@ -62,7 +62,7 @@ def _resolved(path: Path, inside: Path, closed: Sequence[Path]) -> tuple[Path, P
     except (OSError, ValueError) as error:
         raise _unreadable(error) from error
     if not real.is_relative_to(top):
-        raise Unusable("It is a link that leads out of its place.")
+        raise Unusable("It leads out of its place.")
     if any(real.is_relative_to(folder) for folder in (*closed, *KERNEL_TREES)):
         raise Unusable("It leads into a folder that is closed to agents.")
     return top, real

@@ -227,7 +227,7 @@ def _role(root: Root, path: Path, part: Part, terms: Terms) -> Role:
     role = Role(name=part.name, root=root, path=path)
     if part.document is None:
         return _broken(role, part.name, [part.broken] if part.broken else [])
-    document, fault = _with_text(root, path, part.document)
+    document, fault = _with_text(root, path, part.document, terms.closed)
     fields = read_fields(document, part.name, terms)
     if fault is not None:
         fields.faults.append(fault)
@@ -252,14 +252,15 @@ def _only_changes(dialect: Dialect, name: str, document: Document) -> bool:
     return name in dialect.own_agents and all(entry.key != "description" for entry in document.entries)
 
 
-def _with_text(root: Root, path: Path, document: Document) -> tuple[Document, Broken | None]:
+def _with_text(root: Root, path: Path, document: Document, closed: tuple[Path, ...]) -> tuple[Document, Broken | None]:
     """Return the document with the text of the file that its instructions name, or why that cannot be had."""
-    entry = next((one for one in document.entries if one.key == root.kind.text_key), None)
+    key = root.kind.text_key
+    entry = next((one for one in document.entries if root.kind.keys.get(one.key, one.key) == key), None)
     found = _FILE_VALUE.fullmatch(entry.value) if entry is not None and isinstance(entry.value, str) else None
     if entry is None or found is None:
         return document, None
     try:
-        data, _ = read_below(path.parent / found[1].strip(), root.inside, FILE_BYTES_MAX + 1)
+        data, _ = read_below(path.parent / found[1].strip(), root.inside, FILE_BYTES_MAX + 1, closed)
         value = text_of(data)
     except (Unusable, Broken) as fault:
         cause = f"The file {found[1].strip()[:100]!r} of {entry.key!r}: {fault}"

@@ -219,7 +219,12 @@ class Delegation:
         wanted = request.model or (definition.model if definition is not None else None)
         if wanted is None or wanted == INHERIT:
             return header.model
-        self._sources.models.find(wanted)
+        try:
+            self._sources.models.find(wanted)
+        except RetinueError as error:
+            if request.model is not None or definition is None:
+                raise
+            raise RetinueError(error.code, f"The role {definition.name!r}: {error.detail}", error.hint) from error
         return wanted
 
     def _rights(self, parent: Session, policy: Policy, request: SpawnRequest, definition: Snapshot | None) -> Rights:

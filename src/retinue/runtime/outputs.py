@@ -34,7 +34,12 @@ def mismatch(schema: dict[str, Any], text: str) -> str | None:
 
 def require_schema(schema: dict[str, Any]) -> None:
     """Refuse what is no JSON schema (2020-12), or too large (`invalid`). Blocks."""
-    if len(msgspec.json.encode(schema)) > SCHEMA_MAX_BYTES:
+    try:
+        size_bytes = len(msgspec.json.encode(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        detail = f"output_schema cannot be written as JSON: {type(error).__name__}."
+        raise RetinueError("invalid", detail, "Give a schema as of draft 2020-12.") from error
+    if size_bytes > SCHEMA_MAX_BYTES:
         raise RetinueError("invalid", f"The output schema has more than {SCHEMA_MAX_BYTES} bytes.", "Ask for less.")
     found = _checked("schema", schema, None)
     if found is not None:

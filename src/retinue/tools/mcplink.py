@@ -335,4 +335,4 @@ def _plain(error: BaseException) -> str:
     """Return the innermost cause in one line: task groups wrap what happened in them."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return fit_bytes(" ".join(str(error).split()) or type(error).__name__, SAID_MAX_BYTES)
+    return fit_bytes(str(error).strip().split("\n")[0] or type(error).__name__, SAID_MAX_BYTES)

@@ -188,10 +188,10 @@ async def _end(process: Any) -> None:
     finally:
         # The group outlives its first process where that left children behind.
         _signal(process, signal.SIGKILL)
+        # asyncio closes the pipes only once nobody holds their other ends, which may be after the loop is gone.
+        process._transport.close()  # noqa: SLF001 - there is no public way to close them
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), END_GRACE_S)
-    # asyncio closes the pipes only once nobody holds their other ends, which may be after the loop is gone.
-    process._transport.close()  # noqa: SLF001 - there is no public way to close them
 
 
 def _signal(process: Any, number: signal.Signals) -> None:
