@@ -153,6 +153,11 @@ def _take(made: Settings, found: Config, file: str) -> None:
     made.sources.update({f"mcp.{name}": file for name in found.mcp})
 
 
+def without_servers(settings: Settings) -> Settings:
+    """Return the settings of an owner that runs no turn: it has no use for MCP servers."""
+    return msgspec.structs.replace(settings, mcp={}, notes=())
+
+
 def user_config_file() -> Path:
     """Return where the user's own settings lie, whether there are any or not."""
     return Path(platformdirs.user_config_dir("retinue", appauthor=False)) / CONFIG

@@ -134,3 +134,38 @@ def test_a_kill_of_the_owner_leaves_no_server_behind(tmp_path: Path) -> None:
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait()
         _until(lambda: not _lives(server))
+
+
+def _silent(folder: Path) -> None:
+    """Have a server that notes its start and never says a word."""
+    program = folder / "silent.py"
+    program.write_text("import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    (folder / ".retinue").mkdir()
+    (folder / ".retinue" / "config.toml").write_text(
+        f"[mcp.silent]\ncommand = {json.dumps(sys.executable)}\n"
+        f"args = [{json.dumps(str(program))}, {json.dumps(str(folder / 'pid'))}]\nstartup_timeout_s = 600\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_a_server_starts_ends_the_command_and_the_server(tmp_path: Path, number: int) -> None:
+    _silent(tmp_path)
+    pid = tmp_path / "pid"
+    with Running(tmp_path, "run", "--model", _script(tmp_path, {"text": "never"}), "go") as running:
+        _until(lambda: pid.exists() and bool(pid.read_text()))
+        running.process.send_signal(number)
+        assert running.process.wait(timeout=20) in (3, 130)
+        _until(lambda: not _lives(int(pid.read_text())))
+
+
+def test_commands_that_run_no_turn_start_no_server(tmp_path: Path) -> None:
+    model = _script(tmp_path, {"text": "fine"})
+    session = retinue(tmp_path, "run", "--json", "--model", model, "go").lines()[0]["session_id"]
+    (tmp_path / ".retinue" / "config.toml").unlink(missing_ok=True)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    _silent(folder)
+    (folder / ".retinue" / "config.toml").rename(tmp_path / ".retinue" / "config.toml")
+    for command in (("runs", "list"), ("switch", "off"), ("switch", "on"), ("sessions", "delete", session)):
+        assert retinue(tmp_path, *command).code == 0
+    assert not (folder / "pid").exists()

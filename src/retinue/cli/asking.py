@@ -8,7 +8,7 @@ from retinue.app import DATABASE, Runtime
 from retinue.cli.owning import OWNER_CHANGE_MAX_S, PAUSE_S, momentary_command
 from retinue.control import METHODS, call_owner
 from retinue.core.errors import RetinueError, not_found
-from retinue.settings import Settings
+from retinue.settings import Settings, without_servers
 from retinue.stores.owner import read_owner
 
 STOP_MAX_S: Final = 15.0
@@ -58,5 +58,5 @@ async def _once(settings: Settings, method: str, params: Mapping[str, Any]) -> d
     socket = owners_socket(settings)
     if socket is not None:
         return await call_owner(socket, method, params)
-    async with Runtime(settings, command=momentary_command(method)) as runtime:
+    async with Runtime(without_servers(settings), command=momentary_command(method)) as runtime:
         return await METHODS[method](runtime.kernel, params)

@@ -56,7 +56,7 @@ async def _do(asked: Wanted) -> int:
     writer = ThreadExecutor()
     try:
         with stops.listening():
-            async with owning(asked.runtime, asked.settings.data_dir, stops.require_none) as runtime:
+            async with owning(asked.runtime, asked.settings.data_dir, stops) as runtime:
                 session, feed = await open_session(runtime, asked)
                 row = await runtime.session_row(session.session_id)
                 stops.require_none()  # from here to `lead`, which takes the signals over, nothing waits

@@ -62,7 +62,7 @@ async def _led(settings: Settings, ask: dict[str, str], *, as_json: bool) -> int
     try:
         with stops.listening():
             made = partial(Runtime, settings, command=command_line())
-            async with owning(made, settings.data_dir, stops.require_none) as runtime:
+            async with owning(made, settings.data_dir, stops) as runtime:
                 run = await runtime.run(await runtime.kernel.scheduler.resolve(ask["id"], None))
                 feed = runtime.kernel.bus.subscribe(run.root_id, after=await runtime.kernel.record.position())
                 row = await runtime.session_row(run.root_id)

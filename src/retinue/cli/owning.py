@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from retinue.app import Runtime
+from retinue.cli.stops import Stops
 from retinue.control import METHODS
 from retinue.core.errors import RetinueError
 from retinue.stores.owner import read_owner
@@ -27,10 +28,8 @@ _MOMENTARY: Final = frozenset({RECOVERING, *(momentary_command(method) for metho
 
 
 @asynccontextmanager
-async def owning(
-    make: Callable[[], Runtime], data_dir: Path, require_wanted: Callable[[], None]
-) -> AsyncGenerator[Runtime]:
-    """Give an open runtime; `require_wanted` raises where nobody wants one any more.
+async def owning(make: Callable[[], Runtime], data_dir: Path, stops: Stops) -> AsyncGenerator[Runtime]:
+    """Give an open runtime, unless it is told to stop first, also while it opens: a server may take its time to start.
 
     Raises what opening a runtime raises; `store_owned` at once, but only after `OWNER_CHANGE_MAX_S` where the owner is
     one that does a moment's work.
@@ -39,19 +38,33 @@ async def owning(
     while True:
         runtime = make()
         try:
-            await runtime.__aenter__()
+            await _open(runtime, stops)
             break
         except RetinueError as error:
             in_time = asyncio.get_running_loop().time() < give_up_s
             if error.code != "store_owned" or not in_time or not _momentary(data_dir):
                 raise
         await asyncio.sleep(PAUSE_S)
-        require_wanted()
+        stops.require_none()
     try:
-        require_wanted()
+        stops.require_none()
         yield runtime
     finally:
         await runtime.__aexit__(None, None, None)
+
+
+async def _open(runtime: Runtime, stops: Stops) -> None:
+    """Open a runtime; raise `stopping`, with everything closed again, where it is told to stop meanwhile."""
+    opening = asyncio.create_task(runtime.__aenter__())
+    told = asyncio.create_task(stops.told.wait())
+    await asyncio.wait((opening, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not opening.done():
+        opening.cancel()
+        await asyncio.wait((opening,))
+    if opening.cancelled():
+        stops.require_none()
+    await opening
 
 
 def _momentary(data_dir: Path) -> bool:

@@ -14,7 +14,7 @@ from retinue.core.ids import RunId, SessionId
 from retinue.core.run import Run
 from retinue.core.session import SessionRow
 from retinue.ports import Page, RunFilter, StoreError
-from retinue.settings import Settings, read_settings
+from retinue.settings import Settings, read_settings, without_servers
 from retinue.stores.owner import read_owner
 from retinue.stores.sqlite import SQLiteStore, open_reading
 
@@ -66,7 +66,7 @@ def _open(settings: Settings) -> SQLiteStore | None:
 
 async def recover(settings: Settings) -> None:
     """Become the owner for a moment: that closes what a crash left open."""
-    async with Runtime(settings, command=RECOVERING):
+    async with Runtime(without_servers(settings), command=RECOVERING):
         pass
 
 

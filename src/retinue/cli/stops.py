@@ -21,6 +21,8 @@ class Stops:
     def __init__(self) -> None:
         """Begin with nothing asked."""
         self.asked = False
+        self.told: Final = asyncio.Event()
+        """Set with the first signal, for whoever waits where no turn is open yet."""
         self._interrupts = 0
         self.on_interrupt: Callable[[], None] = lambda: None
         self.on_hurry: Callable[[], None] = lambda: None
@@ -54,9 +56,11 @@ class Stops:
 
     def _interrupt(self) -> None:
         self.asked = True
+        self.told.set()
         self._interrupts += 1
         (self.on_interrupt if self._interrupts == 1 else self.on_hurry)()
 
     def _shut_down(self) -> None:
         self.asked = True
+        self.told.set()
         self.on_shutdown()
