@@ -46,8 +46,11 @@ def project_servers(start: Path, home: Path | None, notes: list[str]) -> Tables:
         if not is_trusted(path, content, notes):
             return {}
         found = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=_ProjectFile)
-    except (RetinueError, msgspec.DecodeError, RecursionError) as error:
-        notes.append(f"{path} is left out: {error}.")
+    except RetinueError as error:
+        notes.append(f"The MCP servers of {path} are left out: {error.detail}")
+        return {}
+    except (msgspec.DecodeError, RecursionError) as error:
+        notes.append(f"The MCP servers of {path} are left out: the file is no JSON of that form: {error}.")
         return {}
     return {name: _table(name, said, path, notes) for name, said in found.servers.items()}
 

@@ -191,6 +191,15 @@ def test_a_server_that_reads_nothing_holds_up_no_cancel_and_is_started_anew(tmp_
     play(scene, {"odd": odd("deaf", env={"NOTES": str(tmp_path / "note")}, call_timeout_s=1.0)})
 
 
+def test_what_a_server_writes_cannot_pass_for_a_line_of_ours() -> None:
+    async def scene(connectors: Connectors) -> None:
+        (problem,) = connectors.problems
+        assert "all is well" in problem
+        assert problem.isprintable()
+
+    play(scene, {"odd": odd("dies", args=[str(SERVERS / "odd.py"), "dies", "\n\x1b[2Jretinue: all is well"])})
+
+
 def test_what_came_from_the_environment_is_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(connectors: Connectors) -> None:
         (problem,) = connectors.problems

@@ -138,7 +138,8 @@ def servers_of(
             if table.enabled:
                 found.append((_server(name, table, environment, cwd), table))
         except (msgspec.ValidationError, RetinueError) as error:
-            problems.append(f"The MCP server {name[:64]!r} is left out: {error}.")
+            why = error.detail if isinstance(error, RetinueError) else str(error)
+            problems.append(f"The MCP server {name[:64]!r} is left out: {why}.")
     if len(found) > SERVERS_MAX:
         problems.append(f"There are {len(found)} MCP servers; the first {SERVERS_MAX} are opened.")
     return found[:SERVERS_MAX], problems

@@ -214,7 +214,8 @@ class Link:
 
     def _error(self, what: str) -> LinkError:
         said = f" It wrote: {fit_bytes(self._process.tail, SAID_MAX_BYTES)}" if self._process.tail else ""
-        text = f"The MCP server {self.server.name!r} {what.rstrip('.')}.{said}"
+        # What a server writes must not pass for a line of ours, nor move a terminal.
+        text = _one_line(f"The MCP server {self.server.name!r} {what.rstrip('.')}.{said}")
         for secret in self.server.secrets:
             text = text.replace(secret, "…")
         return LinkError(text)
@@ -228,6 +229,10 @@ def require_sdk() -> None:
         raise RetinueError(
             "unsupported", "MCP servers are configured, but the extra is not installed.", "pip install 'retinue[mcp]'"
         ) from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 async def _ask(session: Any, tool: str, arguments: dict[str, Any], answer: "asyncio.Future[Any]") -> None:
