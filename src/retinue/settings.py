@@ -16,6 +16,7 @@ import platformdirs
 from retinue.core.errors import RetinueError
 from retinue.mcpfiles import is_trusted, project_servers
 from retinue.runtime.kernel import TOOL_TIMEOUT_S
+from retinue.tools.connectors import ServerTable
 
 DATA_DIR: Final = ".retinue"
 CONFIG: Final = "config.toml"
@@ -207,6 +208,12 @@ def _read_config(path: Path) -> tuple[Config, bytes]:
     except msgspec.ValidationError as error:
         detail = f"The settings file {path} is wrong: {error}."
         raise RetinueError("invalid", detail, "See docs/settings.md.") from error
+    for name, table in config.mcp.items():
+        try:
+            msgspec.convert(table, ServerTable)
+        except msgspec.ValidationError as error:
+            detail = f"The settings file {path} is wrong in [mcp.{name}]: {error}."
+            raise RetinueError("invalid", detail, "See docs/howto/mcp.md.") from error
     if config.hooks:
         detail = f"The settings file {path} has [hooks], which this version does not act on yet."
         raise RetinueError("unsupported", detail, "Take the table out; nothing would run it.")

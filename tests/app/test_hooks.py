@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import retinue
 from retinue.core.events import HookFailed, ToolFinished
 from retinue.models.scripted import ScriptedModel
-from retinue.runtime.hooks import THREADS_MAX
+from retinue.runtime.hooks import BLOCKED_S, THREADS_MAX
 
 POINT = "agent.tool.before"
 
@@ -199,3 +200,20 @@ def test_what_a_blocking_hook_raises_in_its_thread_ends_neither_the_loop_nor_the
     assert result.text == "done"
     (failed,) = [fact for fact in facts if isinstance(fact, HookFailed)]
     assert (failed.hook, failed.code) == ("breaks", "error")
+
+
+def test_a_hook_that_blocks_the_loop_beyond_its_time_has_failed_whatever_it_says_then(tmp_path: Path) -> None:
+    @retinue.hook("agent.turn.before", timeout_s=0.05)
+    async def blocks(_event: retinue.HookEvent) -> None:
+        ends_at = time.monotonic() + BLOCKED_S + 0.2
+        while time.monotonic() < ends_at:
+            pass
+
+    async def main() -> retinue.TurnResult:
+        async with retinue.open(tmp_path / "data", model=ScriptedModel([{"text": "no"}]), hooks=[blocks]) as runtime:
+            root = await runtime.create_session(cwd=tmp_path)
+            return await root.prompt("go").result
+
+    result = asyncio.run(main())
+    assert (result.status, result.reason) == ("failed", "hook_denied")
+    assert "blocks failed (timeout)" in result.detail

@@ -43,6 +43,8 @@ def test_no_bound_on_a_tool_call_is_written_none(tmp_path: Path) -> None:
     [
         ('modle = "x"', "invalid", "modle"),
         ("[hooks]\nstop = 'x'", "unsupported", "hooks"),
+        ("[mcp.db]\ncomand = 'x'", "invalid", "mcp.db"),
+        ("[mcp.db]\ncommand = 'x'\ncall_timeout_s = -1", "invalid", "call_timeout_s"),
         ("[tools]\ntimeuot_s = 5", "invalid", "timeuot_s"),
         ("[tools]\ntimeout_s = -1", "invalid", "timeout_s"),
         ("[tools]\ntimeout_s = 0", "invalid", "timeout_s"),

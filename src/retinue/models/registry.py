@@ -243,7 +243,8 @@ class ModelRegistry(Models):
         return self._made[name]
 
     def _unknown(self, detail: str) -> RetinueError:
-        names = [*sorted(self._custom), *(f"{name}:MODEL" for name in sorted(self._connections))]
+        kinds = (row.name for row in self.kinds() if row.needs is None)
+        names = [*sorted(self._custom), *(f"{name}:MODEL" for name in sorted({*self._connections, *kinds}))]
         return RetinueError("unknown_model", detail, f"There are: {', '.join([*names, 'scripted:FILE', 'offline'])}.")
 
 

@@ -29,6 +29,8 @@ REASON_MAX_CHARS: Final = 2_000
 CUT_MARK: Final = " …[cut]"
 DENIALS_MAX: Final = 3
 """How often in a row stop hooks may keep a turn from ending."""
+BLOCKED_S: Final = 0.5
+"""Seconds by which a loop may be late without anybody having blocked it."""
 THREADS_MAX: Final = 4
 """Blocking hooks at work at once: one that never comes back keeps its thread, and the store needs some, too."""
 
@@ -181,9 +183,12 @@ class Hooks:
         task = self._supervisor.begin(self._call(hook, matter, header))
         self._asked[task] = None
         late = gone = True
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + hook.timeout_s
         try:
             await asyncio.wait((task,), timeout=hook.timeout_s)
-            late = not task.done()
+            # One that blocked the loop is done by the time anybody could look.
+            late = not task.done() or loop.time() > ends_at + BLOCKED_S
         finally:
             if not task.done():
                 gone = await self._supervisor.put_away(matter.session_id, task, f"The hook {hook.name}")
