@@ -19,6 +19,7 @@ from retinue.definitions.catalog import key_of
 from retinue.definitions.diagnostic import Broken, Diagnostic, Severity
 from retinue.definitions.frontmatter import FILE_BYTES_MAX, Document, Entry, Tree, read_document
 from retinue.definitions.places import Unusable, project_folders, read_below, real_below
+from retinue.definitions.scanning import plain
 
 SKILLS_PER_ROOT_MAX: Final = 256
 SCAN_ENTRIES_MAX: Final = 100_000
@@ -91,7 +92,7 @@ class _Place:
 
     def note(self, severity: Severity, line: int | None, cause: str, remedy: str) -> Diagnostic:
         finding = Diagnostic(
-            severity=severity, path=_plain(self.path), line=line, name=_plain(self.name), cause=cause, remedy=remedy
+            severity=severity, path=plain(self.path), line=line, name=plain(self.name), cause=cause, remedy=remedy
         )
         self.findings.append(finding)
         return finding
@@ -225,7 +226,7 @@ def _folders(root: _Root, findings: list[Diagnostic]) -> list[_Place]:
             continue
         first = found.setdefault(key_of(name), place)
         if first is not place:
-            cause = f"Its name differs from {_plain(first.name)!r} only in case."
+            cause = f"Its name differs from {plain(first.name)!r} only in case."
             findings.append(place.note("warning", None, cause, "It is ignored; rename one of the folders."))
     if len(found) > SKILLS_PER_ROOT_MAX:
         cause = f"There are {len(found)} skills; the first {SKILLS_PER_ROOT_MAX} by name are read."
@@ -271,17 +272,12 @@ def _said(entry: Entry | None) -> str:
 
 
 def _of_root(root: _Root, severity: Severity, cause: str, remedy: str) -> Diagnostic:
-    return Diagnostic(severity=severity, path=_plain(root.folder), line=None, name=None, cause=cause, remedy=remedy)
+    return Diagnostic(severity=severity, path=plain(root.folder), line=None, name=None, cause=cause, remedy=remedy)
 
 
 def _replaced(place: _Place, above: _Place) -> Diagnostic:
-    cause = f"It replaces {_plain(place.name)!r} of {_plain(place.path)}."
+    cause = f"It replaces {plain(place.name)!r} of {plain(place.path)}."
     remedy = "Rename one of them to have both."
     return Diagnostic(
-        severity="note", path=_plain(above.path), line=None, name=_plain(above.name), cause=cause, remedy=remedy
+        severity="note", path=plain(above.path), line=None, name=plain(above.name), cause=cause, remedy=remedy
     )
-
-
-def _plain(path: Path | str) -> str:
-    """Return a path that can be stored as text, whatever bytes its name has."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
