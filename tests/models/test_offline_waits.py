@@ -106,6 +106,24 @@ def test_a_fetched_result_that_is_none_is_named_in_the_report(tmp_path: Path) ->
     assert "3 parts, 1 of them complete" in report
 
 
+class HintingStage(Stage):
+    """Adds to each answer of a spawn what the runtime adds where that very call was made three times in a row."""
+
+    def spawn(self, call: RequestCall) -> ToolText:
+        answer = super().spawn(call)
+        hint = "\n[You made this very call 3 times in a row; once more ends your turn.]"
+        return ToolText(call_id=answer.call_id, name=answer.name, text=answer.text + hint, error=answer.error)
+
+
+def test_a_hint_below_an_answer_hides_neither_a_child_nor_the_code_of_a_refusal(tmp_path: Path) -> None:
+    paths = three_folders(tmp_path)
+    stage = HintingStage(tmp_path, offered=WAITING)
+    stage.refuse = lambda count: "cap_running" if count - len(stage.ended) >= 1 else None
+    report = stage.ask_once()
+    assert_whole(report, paths)
+    assert "3 parts: 3 by explorers, 0 looked at by the parent itself." in report
+
+
 def _answered(stage: Stage, said: Finish, text: str | None = None, *, error: bool = False) -> None:
     """Put what the model said into the history, with the answers to its calls, or with another one."""
     number = len(stage.messages)

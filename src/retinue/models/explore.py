@@ -284,9 +284,14 @@ def _reason(text: str) -> str:
     return cause if cause and len(cause) <= 60 and not _PATH_LIKE.search(cause) else "the tool failed"
 
 
+def first_line(text: str) -> str:
+    """Return what a tool answered where that is an object: the runtime may have added a hint below it."""
+    return text.partition("\n")[0]
+
+
 def refusal_of(text: str) -> str:
     """Return the code in the answer of a refused call, empty where the call failed otherwise."""
     try:
-        return str(msgspec.json.decode(text)["error"]["code"])
+        return str(msgspec.json.decode(first_line(text))["error"]["code"])
     except (msgspec.MsgspecError, KeyError, TypeError):
         return ""

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from retinue.core.messages import AssistantText, RequestMessage, ToolText, UserText
-from retinue.models.explore import Answers, Ask, Explorer, question_of, read_listing, refusal_of, scope_of
+from retinue.models.explore import Answers, Ask, Explorer, first_line, question_of, read_listing, refusal_of, scope_of
 from retinue.models.survey import REMARK, Outcome, Part, divide, report
 from retinue.ports import Delta, Finish, FinishCall, ModelRequest
 
@@ -239,7 +239,7 @@ def _child_id(text: str) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        body: Any = msgspec.json.decode(text)
+        body: Any = msgspec.json.decode(first_line(text))
     except msgspec.MsgspecError:
         return {}
     return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
