@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -284,14 +284,18 @@ def _reason(text: str) -> str:
     return cause if cause and len(cause) <= 60 and not _PATH_LIKE.search(cause) else "the tool failed"
 
 
-def first_line(text: str) -> str:
-    """Return what a tool answered where that is an object: the runtime may have added a hint below it."""
-    return text.partition("\n")[0]
-
-
 def refusal_of(text: str) -> str:
     """Return the code in the answer of a refused call, empty where the call failed otherwise."""
     try:
-        return str(msgspec.json.decode(first_line(text))["error"]["code"])
-    except (msgspec.MsgspecError, KeyError, TypeError):
+        return str(object_in(text)["error"]["code"])
+    except (KeyError, TypeError):
         return ""
+
+
+def object_in(text: str) -> dict[str, Any]:
+    """Return the object that a tool answered with, empty where it is none; the runtime may add a hint below it."""
+    try:
+        body: Any = msgspec.json.decode(text.partition("\n")[0])
+    except msgspec.MsgspecError:
+        return {}
+    return cast("dict[str, Any]", body) if isinstance(body, dict) else {}

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from retinue.core.messages import AssistantText, RequestMessage, ToolText, UserText
-from retinue.models.explore import Answers, Ask, Explorer, first_line, question_of, read_listing, refusal_of, scope_of
+from retinue.models.explore import Answers, Ask, Explorer, object_in, question_of, read_listing, refusal_of, scope_of
 from retinue.models.survey import REMARK, Outcome, Part, divide, report
 from retinue.ports import Delta, Finish, FinishCall, ModelRequest
 
@@ -223,7 +223,7 @@ def _fetch(home: _Home, ids: list[str], answer: ToolText) -> None:
             # Children of a turn that was stopped, which nobody reaches any more.
             home.texts.update((name, f"{_UNFINISHED}out of reach).") for name in ids)
         return
-    body = _object(answer.text)
+    body = object_in(answer.text)
     home.over.update(() if body.get("timed_out") else ids)
     for row in cast("list[dict[str, Any]]", body.get("items") or []):
         if "output" in row:
@@ -234,15 +234,7 @@ def _fetch(home: _Home, ids: list[str], answer: ToolText) -> None:
 
 def _child_id(text: str) -> str:
     """Return the session id in the answer of `spawn_agent`, empty where there is none."""
-    return str(_object(text).get("session_id") or "")
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        body: Any = msgspec.json.decode(first_line(text))
-    except msgspec.MsgspecError:
-        return {}
-    return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    return str(object_in(text).get("session_id") or "")
 
 
 def _begin(messages: Sequence[RequestMessage]) -> int:
